@@ -3,7 +3,8 @@
 ``small`` appends transactions of ten rows, 66 a second, and shows how long each takes until it is
 durable; ``backlog`` appends flushes that become Parquet files, one after another, and shows rows a
 second. The state is a PostgreSQL of its own with fsync; objects go to a directory, or to an S3
-server (moto) with ``--s3``. Contenders take turns. CPU is of this process, all threads.
+server (moto) with ``--s3``. ``in turn`` is a shared log whose uploads overlap with nothing.
+Contenders take turns. CPU is of this process, all threads.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def contenders(s3: bool) -> Iterator[dict[str, Opened]]:
 
 
 def run(
-    opened: Opened, batches: list[ChangeBatch], pause: float
+    opened: Opened, batches: list[ChangeBatch], pause: float, *, ahead: bool = False
 ) -> tuple[list[float], float, float]:
     """Append the batches to a new log; the seconds of each, and the CPU and time of all."""
     took = []
@@ -67,12 +68,16 @@ def run(
         with opened(Path(folder) / "log") as writer:
             flushes = [as_flush(batch) for batch in batches]
             cpu, begun = time.process_time(), time.monotonic()
+            last = None
             for number, flush in enumerate(flushes):
                 if pause:
                     time.sleep(max(0.0, begun + number * pause - time.monotonic()))
                 at = time.monotonic()
-                writer.append(flush)
+                # As capture does: a backlog's uploads overlap with what is written next.
+                last = writer.append(flush, ahead=ahead)
                 took.append(time.monotonic() - at)
+            if last is not None:
+                writer.register(last)
             return took, time.process_time() - cpu, time.monotonic() - begun
 
 
@@ -95,8 +100,8 @@ def main() -> None:
                     f"{round_number} small   {name:7} p50 {cuts[49]:6.2f} ms"
                     f"  p99 {cuts[98]:6.2f} ms  {cpu / len(took) * 1e3:5.2f} ms of CPU a flush"
                 )
-            for name, opened in found.items():
-                _, cpu, seconds = run(opened, large, 0.0)
+            for name, opened in (*found.items(), ("in turn", found["shared"])):
+                _, cpu, seconds = run(opened, large, 0.0, ahead=name != "in turn")
                 print(
                     f"{round_number} backlog {name:7} {args.rows / seconds / 1e3:8.0f}"
                     f" thousand rows/s  {cpu / args.rows * 1e6:5.2f} us of CPU a row"

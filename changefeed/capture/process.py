@@ -19,11 +19,12 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 from changefeed.attachments import attachment
@@ -46,7 +47,7 @@ from changefeed.core.timings import Timings
 from changefeed.images.shared import SharedImages
 from changefeed.images.source_images import SourceImages
 from changefeed.images.wanted import wanted_images
-from changefeed.log import LogSettings, LogWriter
+from changefeed.log import AppendedAhead, LogSettings, LogWriter
 from changefeed.options import GC_SIZE, GC_TTL, Options
 from changefeed.shared_logs import SharedSource
 from changefeed.sources.base import Attachment, Stream, StreamFallback, StreamRequest
@@ -161,6 +162,8 @@ class Capture:
         self._stop = threading.Event()
         self._read = read_clocks()
         self._broken: Exception | None = None
+        #: Flushes that are not durable yet, None: no more come.
+        self._ahead: Queue[tuple[Flush, AppendedAhead] | None] = Queue()
 
     def stop(self) -> None:
         """End :meth:`run` soon; safe from any thread."""
@@ -179,6 +182,8 @@ class Capture:
         """
         upkeep = threading.Thread(target=self._upkeep, name="log-upkeep", daemon=True)
         upkeep.start()
+        registrar = threading.Thread(target=self._register, name="log-register", daemon=True)
+        registrar.start()
         flushes = iter(self._stream)
         try:
             for flush in flushes:
@@ -186,9 +191,12 @@ class Capture:
                 if self._stop.is_set():
                     break
                 self._append(flush if self._images is None else self._images.complete(flush))
+            self._ahead.join()
         finally:
             self._stop.set()
             upkeep.join()
+            self._ahead.put(None)
+            registrar.join()
             if isinstance(flushes, Generator):
                 # One that was left in the middle still reads the source, and the next one cannot.
                 flushes.close()
@@ -216,16 +224,63 @@ class Capture:
             # Before: a crash may come between, and the next stream must know all names.
             for event in renames:
                 self._renamed(event.new.table, event.new.table_id)
+        ahead = self._may_go_ahead(flush)
+        if not ahead:
+            self._ahead.join()
+            if self._broken is not None or self._stop.is_set():
+                return
         fault_point(Point.CAPTURE_BEFORE_APPEND)
+        appended: list[AppendedAhead | None] = []
+        if not self._until_stored(lambda: appended.append(self._writer.append(flush, ahead=ahead))):
+            return
+        if appended[0] is not None:
+            self._ahead.put((flush, appended[0]))
+            return
+        self._ahead.join()
+        self._stored(flush, renames)
+        if self._images is not None and flush.frontier is not None:
+            self._images.committed(flush.frontier)
+            if self._images.news:
+                raise StreamRestart
+
+    def _may_go_ahead(self, flush: Flush) -> bool:
+        """Whether the next flush may be read before this one is durable: it is rows of a backlog,
+        and nothing in this process waits for it."""
+        if self._images is not None and self._images.present:
+            return False
+        batches = [event for event in flush.events if isinstance(event, ChangeBatch)]
+        rows = sum(len(batch.rows) for batch in batches)
+        return len(batches) == len(flush.events) and rows >= self._writer.settings.segment_rows
+
+    def _until_stored(self, work: Callable[[], None]) -> bool:
+        """Do ``work`` until there is room for it; False if capture was stopped meanwhile."""
         while True:
             try:
-                self._writer.append(flush)
-                break
+                work()
+                return True
             except ChangefeedError as error:
                 if error.code not in _MAY_PASS:
                     raise
                 if not self._wait_stalled(error.message):
-                    return
+                    return False
+
+    def _register(self) -> None:
+        """Acknowledge what was appended ahead when it is durable, in its order."""
+        while (taken := self._ahead.get()) is not None:
+            flush, appended = taken
+            try:
+                if self._broken is None and self._until_stored(
+                    partial(self._writer.register, appended)
+                ):
+                    self._stored(flush)
+            except Exception as error:  # raised again by run()
+                self._broken = error
+                self.stop()
+            finally:
+                self._ahead.task_done()
+
+    def _stored(self, flush: Flush, renames: Sequence[SchemaChange] = ()) -> None:
+        """Report and acknowledge a flush that is durable."""
         fault_point(Point.CAPTURE_BEFORE_ACKNOWLEDGE)
         for event in renames:
             # Before the frontier: no feed may deliver beyond it without this knowledge.
@@ -237,10 +292,6 @@ class Capture:
                 Notice("frontier", at=str(flush.frontier.at), position=flush.frontier.position)
             )
         fault_point(Point.CAPTURE_AFTER_ACKNOWLEDGE)
-        if self._images is not None and flush.frontier is not None:
-            self._images.committed(flush.frontier)
-            if self._images.news:
-                raise StreamRestart
 
     def _announce(self, flush: Flush) -> None:
         """Report which schema versions are new in the log.

@@ -205,6 +205,11 @@ class SourceImages:
         in_part = self._in_part if store.in_parts else None
         return ChangeBatch(event.schema, complete(store, event.schema, event.rows, in_part=in_part))
 
+    @property
+    def present(self) -> bool:
+        """Whether some table has a store, or shall have one."""
+        return bool(self._stores or self._wishes)
+
     def committed(self, frontier: Frontier) -> None:
         """Note that the log has everything up to the frontier durably.
 

@@ -56,9 +56,10 @@ from changefeed.log.reader import LogReader
 from changefeed.log.retention import UpkeepResult
 from changefeed.log.settings import LogSettings
 from changefeed.log.slice import LogPiece, Slice
-from changefeed.log.writer import LogWriter
+from changefeed.log.writer import AppendedAhead, LogWriter
 
 __all__ = [
+    "AppendedAhead",
     "LogReader",
     "LogSettings",
     "LogWriter",

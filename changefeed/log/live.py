@@ -24,7 +24,7 @@ from changefeed.log.journal import (
 )
 from changefeed.log.ledger import SealedJournal
 from changefeed.log.rows import Stamp, check
-from changefeed.log.shared import SharedLog
+from changefeed.log.shared import SharedLog, Upload
 
 #: fdatasync makes the data and size of a file durable, not its times. Not every system has it.
 _sync = getattr(os, "fdatasync", os.fsync)
@@ -93,8 +93,15 @@ class LiveJournal:
         """Whether only a part of a large transaction is in the journal."""
         return self.tally.end != self.complete.end
 
-    def append(self, draft: FrameBuilder, parts: list[bytes], frontier: Frontier | None) -> None:
-        """Write a frame and make it durable.
+    def append(
+        self,
+        draft: FrameBuilder,
+        parts: list[bytes],
+        frontier: Frontier | None,
+        *,
+        ahead: bool = False,
+    ) -> Upload | None:
+        """Write a frame and make it durable; ``ahead``: begin to, if the log is shared.
 
         Raises:
             OSError: the append failed; the file is as before.
@@ -102,12 +109,15 @@ class LiveJournal:
                 shared log, as :meth:`changefeed.log.shared.SharedLog.append`.
         """
         start = self.tally.end
+        upload: Upload | None = None
         try:
             frame = b"".join(parts)
             end = self._write(frame, start)
             fault_point(Point.LOG_APPEND_WRITTEN)
             if self.shared is None:
                 _sync(self._fd)
+            elif ahead:
+                upload = self.shared.append_ahead(self.number, start, frame, draft.segments)
             else:
                 self.shared.append(self.number, start, frame, draft.segments)
         except BaseException:
@@ -125,6 +135,7 @@ class LiveJournal:
         )
         if frontier is not None:
             self._complete(frontier)
+        return upload
 
     def _complete(self, frontier: Frontier) -> None:
         if self.frontier is None and not self.tally.events:

@@ -9,6 +9,8 @@
 
     small frame            a row with the bytes (log_tail)
     large frame, segment   an object under a name of its own, written first; a row names it
+    large, in a backlog    the object is written while the next frame is built (append_ahead); the
+                           rows come in order, each after its objects
     journal after a roll   still those rows; upkeep makes it one object, and the rows go
     merged journal         an object, written before the ledger names it
 
@@ -25,11 +27,14 @@ a copy that is ahead of the rows (the next fetch cuts it).
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from changefeed.core.durable import UNFINISHED
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.log_manifest import LogChange, TailPart
 from changefeed.log.copies import COPIES_NAME, Copies, JournalCopy, part_checksum
 from changefeed.log.follower import LogRows
@@ -43,6 +48,13 @@ INLINE_BYTES: Final = 100_000
 
 #: An object that no row names is removed at this age, ns: no upload takes so long.
 ORPHAN_AGE: Final = 6 * 3600 * 10**9
+
+
+#: How many flushes are on their way to the store while the next one is written.
+AHEAD: Final = 2
+
+#: The objects and the part of a journal that a row will name.
+Prepared = tuple[Mapping[str, tuple[int, str]], TailPart]
 
 
 class LogRegister(LogRows, Protocol):
@@ -81,6 +93,31 @@ class _Tail:
         return [name for _, name in self._objects]
 
 
+class Upload:
+    """The objects of a frame, which a thread stores while the next frame is written."""
+
+    def __init__(self, pool: ThreadPoolExecutor, work: Callable[[], Prepared]) -> None:
+        self._pool = pool
+        self._work = work
+        self._future = pool.submit(work)
+
+    def wait(self) -> None:
+        """Wait until it has ended, well or not."""
+        wait([self._future])
+
+    def result(self) -> Prepared:
+        """What is to be registered.
+
+        Raises:
+            ChangefeedError: CF3007; the upload has begun again.
+        """
+        try:
+            return self._future.result()
+        except ChangefeedError:
+            self._future = self._pool.submit(self._work)
+            raise
+
+
 class SharedLog:
     """The shared log of a source, as its writer uses it: one call at a time, only :meth:`stage` may
     run beside another."""
@@ -107,6 +144,7 @@ class SharedLog:
         self._folder = folder
         self._notes = notes
         self._inline = inline
+        self._pool: ThreadPoolExecutor | None = None
         self._objects: dict[str, tuple[int, str]] = {}
         #: The journals that are parts.
         self._tails: dict[int, _Tail] = {}
@@ -192,8 +230,37 @@ class SharedLog:
             ChangefeedError: CF3007, nothing was registered. CF6001, it is not known whether it was:
                 the log must be opened again. CF6003, another node has the source.
         """
+        self._add(*self._prepared(journal, start, frame, segments))
+
+    def append_ahead(
+        self, journal: int, start: int, frame: bytes, segments: Sequence[tuple[str, int]]
+    ) -> Upload:
+        """Begin to store the objects of a frame that was written to the copy; :meth:`complete`
+        registers it."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(AHEAD, thread_name_prefix="log-upload")
+        return Upload(self._pool, partial(self._prepared, journal, start, frame, segments))
+
+    def complete(self, upload: Upload) -> None:
+        """Register a frame that was appended ahead: those before it must be registered.
+
+        Raises:
+            ChangefeedError: as :meth:`append`; after CF3007 the upload has begun again.
+        """
+        self._add(*upload.result())
+
+    def close(self) -> None:
+        """Begin no more uploads."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _prepared(
+        self, journal: int, start: int, frame: bytes, segments: Sequence[tuple[str, int]]
+    ) -> Prepared:
         objects = {name: (size, self._upload(name)) for name, size in segments}
-        part = self._part(journal, start, frame)
+        return objects, self._part(journal, start, frame)
+
+    def _add(self, objects: Mapping[str, tuple[int, str]], part: TailPart) -> None:
         noted = dict(_files(self._notes))
         changed = {name for name, at in noted.items() if self._noted.get(name) != at}
         self._register.register(
@@ -206,7 +273,7 @@ class SharedLog:
         )
         self._noted = noted
         self._objects |= objects
-        self._tails.setdefault(journal, _Tail()).add(part)
+        self._tails.setdefault(part.journal, _Tail()).add(part)
 
     def _part(self, journal: int, start: int, data: bytes) -> TailPart:
         crc = part_checksum(start, data)

@@ -17,9 +17,10 @@ import errno
 import fcntl
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +54,7 @@ from changefeed.log.live import LiveJournal
 from changefeed.log.retention import UpkeepResult, dated, expendable, swept
 from changefeed.log.rows import Stamp
 from changefeed.log.settings import LogSettings
-from changefeed.log.shared import SharedLog
+from changefeed.log.shared import AHEAD, SharedLog, Upload
 
 #: How far the log's time in the ledger may be behind, ns. After a crash the rest is measured again.
 _SAVE_TIME: Final = 600 * 10**9
@@ -68,6 +69,23 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNKNOWN: Final = frozenset(
     {Code.LOG_NOT_WRITABLE, Code.STATE_UNREACHABLE, Code.STATE_HELD_BY_ANOTHER_NODE}
 )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AppendedAhead:
+    """A flush whose objects are on their way to the store of a shared log.
+
+    Attributes:
+        before, end: how far the log was complete before it.
+        frontier: of the flush.
+        appended: bytes that were appended with it and before it.
+    """
+
+    upload: Upload
+    before: Frontier | None
+    end: int
+    frontier: Frontier | None
+    appended: int
 
 
 class LogWriter:
@@ -105,6 +123,7 @@ class LogWriter:
         self._growth = Growth()
         self._appended = 0
         self._store_swept = 0
+        self._ahead: deque[AppendedAhead] = deque()
         self._lower_bounds: dict[TableName, tuple[Stamp, int]] = {}
         root.mkdir(parents=True, exist_ok=True)
         lock = lock_log(root)
@@ -179,10 +198,22 @@ class LogWriter:
     @property
     def frontier(self) -> Frontier | None:
         """The timestamp up to which the log is complete and durable, None when it is new."""
+        ahead = next(iter(tuple(self._ahead)), None)
+        return self._written if ahead is None else ahead.before
+
+    @property
+    def _written(self) -> Frontier | None:
         return self._live.frontier or self._ledger.last
 
-    def append(self, flush: Flush) -> None:
-        """Store a flush; it survives any crash once this returns.
+    def append(self, flush: Flush, *, ahead: bool = False) -> AppendedAhead | None:
+        """Store a flush; it survives any crash once this returns, but for one that is appended
+        ``ahead``.
+
+        Args:
+            ahead: may return while the objects of a shared log are on their way to the store.
+
+        Returns:
+            What :meth:`register` takes, if the flush is not durable yet.
 
         Raises:
             ValueError: the flush does not follow what is in the log (a bug of the caller).
@@ -194,18 +225,58 @@ class LogWriter:
             self._check_usable()
             fault_point(Point.LOG_APPEND_BEGIN)
             if flush.frontier is None and not flush.events:
-                return
+                return None
             if flush.events and not self.room():
                 raise self._full()
+            # What was appended before is registered first: else it is kept, and this is refused.
+            self._register_ahead(AHEAD - 1 if ahead else 0)
             if self._live_is_full():
                 self._roll()
-            self._append(flush)
+            before, end = self._written, self._live.complete.end
+            upload = self._append(flush, ahead=ahead)
             if flush.frontier is not None:
                 self._lower_bounds = {}
-                self._growth.reach(stamp_of(flush.frontier.at), self._appended)
-                self._publish()
+            if upload is not None:
+                found = AppendedAhead(upload, before, end, flush.frontier, self._appended)
+                self._ahead.append(found)
+                return found
+            self._reach(flush.frontier, self._appended)
+            return None
 
-    def _append(self, flush: Flush) -> None:
+    def register(self, appended: AppendedAhead) -> None:
+        """Make a flush durable that was appended ahead, and those before it. Others may be
+        appended meanwhile.
+
+        Raises:
+            ChangefeedError: CF3007, some of them are not durable: call it again. CF6001, CF6003 as
+                :meth:`append`.
+        """
+        while True:
+            with self._lock:
+                self._check_usable()
+                if appended not in self._ahead:
+                    return
+                first = self._ahead[0]
+            first.upload.wait()
+            with self._lock, self._writing():
+                if self._ahead and self._ahead[0] is first:
+                    self._register_ahead(len(self._ahead) - 1)
+
+    def _register_ahead(self, rest: int = 0) -> None:
+        """Register what was appended ahead, the oldest first, up to ``rest`` of them; call with the
+        lock held."""
+        while len(self._ahead) > rest and self._shared is not None:
+            first = self._ahead[0]
+            self._shared.complete(first.upload)
+            self._ahead.popleft()
+            self._reach(first.frontier, first.appended)
+
+    def _reach(self, frontier: Frontier | None, appended: int) -> None:
+        if frontier is not None:
+            self._growth.reach(stamp_of(frontier.at), appended)
+            self._publish()
+
+    def _append(self, flush: Flush, *, ahead: bool) -> Upload | None:
         live = self._live
         draft = FrameBuilder(
             self.root,
@@ -225,7 +296,7 @@ class LogWriter:
                 sync_path(self.root)
             after = self._first_after(draft, flush.frontier)
             parts = draft.encode(live.sync, flush.frontier, after)
-            live.append(draft, parts, flush.frontier)
+            upload = live.append(draft, parts, flush.frontier, ahead=ahead)
         except ChangefeedError as error:
             # Else the frame may be stored: its segments must stay.
             if error.code is Code.LOG_STORE_UNREACHABLE:
@@ -243,6 +314,7 @@ class LogWriter:
             fault_point(Point.LOG_APPEND_SYNCED)
         except OSError as error:
             raise self._break(error) from error
+        return upload
 
     def _first_after(self, draft: FrameBuilder, frontier: Frontier | None) -> Stamp | None:
         """For the first frame of a new log: the timestamp above which the log has everything."""
@@ -256,7 +328,7 @@ class LogWriter:
 
     def _check_order(self, draft: FrameBuilder, flush: Flush) -> None:
         """Check that the flush keeps the log in timestamp order: slices and merges rely on it."""
-        before = self.frontier
+        before = self._written
         if before is not None:
             if draft.first is not None and draft.first <= stamp_of(before.at):
                 raise ValueError(f"event at {draft.first} is not above the frontier {before.at}")
@@ -274,6 +346,7 @@ class LogWriter:
         """
         with self._lock:
             self._check_usable()
+            self._register_ahead()
             self._live.cut()
             if self._shared is not None:
                 self._shared.cut(self._live.number, self._live.tally.end)
@@ -290,6 +363,7 @@ class LogWriter:
 
     def _roll(self) -> None:
         """Close the live journal and begin the next."""
+        self._register_ahead()
         fault_point(Point.LOG_ROLL_BEGIN)
         old, frontier = self._live, self._live.frontier
         if frontier is None or old.after is None:
@@ -344,7 +418,8 @@ class LogWriter:
 
     def _publish(self) -> None:
         """Overwrite HEAD, so that readers see what is complete."""
-        head = Head(self._ledger.generation, self._live.number, self._live.complete.end)
+        end = self._ahead[0].end if self._ahead else self._live.complete.end
+        head = Head(self._ledger.generation, self._live.number, end)
         try:
             os.pwrite(self._head_fd, head.to_bytes(), 0)
             fault_point(Point.LOG_APPEND_PUBLISHED)
@@ -653,6 +728,8 @@ class LogWriter:
             if self._broken is None:
                 self._live.cut()
             self._live.close()
+            if self._shared is not None:
+                self._shared.close()
             os.close(self._head_fd)
             os.close(self._lock_fd)
             self._lock_fd = None

@@ -27,7 +27,7 @@ from changefeed.catalog import Catalog, SourceLease
 from changefeed.core.clock import SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_manifest import LogChange
-from changefeed.log import LogReader, LogSettings, LogWriter
+from changefeed.log import AppendedAhead, LogReader, LogSettings, LogWriter
 from changefeed.log.follower import LogFollower
 from changefeed.log.live import LiveJournal
 from changefeed.log.objects import ObjectStore
@@ -112,7 +112,9 @@ class TwoHosts(RuleBasedStateMachine):
         self.walls: dict[int, int] = {}
         #: Rows whose append returned, and those of the last append that failed: they may be there.
         self.appended: list[int] = []
-        self.doubtful: list[int] = []
+        self.doubtful: list[list[int]] = []
+        #: What was appended ahead, and is not known to be registered, with its rows.
+        self.flying: list[tuple[AppendedAhead, list[int]]] = []
         self.owner = ""
         self.writer: LogWriter | None = None
         self.frozen: dict[str, LogWriter] = {}
@@ -171,8 +173,12 @@ class TwoHosts(RuleBasedStateMachine):
                 break
             except ChangefeedError as error:
                 assert error.code in (Code.LOG_STORE_UNREACHABLE, Code.STATE_UNREACHABLE)
-        if self.doubtful and self.shows(root, self.appended + self.doubtful):
-            self.appended += self.doubtful
+        # Registered in their order: some of the first.
+        for count in range(len(self.doubtful), 0, -1):
+            rows = self.appended + [seq for group in self.doubtful[:count] for seq in group]
+            if self.shows(root, rows):
+                self.appended = rows
+                break
         self.doubtful = []
 
     def shows(self, root: Path, rows: list[int]) -> bool:
@@ -188,8 +194,29 @@ class TwoHosts(RuleBasedStateMachine):
     def lose(self) -> LogWriter:
         """The owner's writer, which is no longer the owner's."""
         assert self.writer is not None
+        self.land()
+        self.flying = []
         writer, self.writer = self.writer, None
         return writer
+
+    def land(self) -> None:
+        """Take in what was registered of that which was appended ahead."""
+        assert self.writer is not None
+        for item, _ in self.flying:
+            item.upload.wait()
+        while self.flying and self.flying[0][0] not in self.writer._ahead:
+            self.appended += self.flying.pop(0)[1]
+
+    def begin(self) -> None:
+        """Before a call that may fail; an upload may have failed already."""
+        self.faults.failed = bool(self.flying)
+
+    def reopen(self, *added: list[int]) -> None:
+        """Open the log again after the state has failed: what was on its way may be there."""
+        self.land()
+        self.doubtful = [rows for _, rows in self.flying] + [rows for rows in added if rows]
+        drop_process(self.lose())
+        self.open()
 
     # -- rules ----------------------------------------------------------------------------
 
@@ -199,7 +226,7 @@ class TwoHosts(RuleBasedStateMachine):
         at each part."""
         assert self.writer is not None
         added: list[int] = []
-        self.faults.failed = False
+        self.begin()
         try:
             for part in range(parts):
                 self.wall += 1
@@ -212,42 +239,83 @@ class TwoHosts(RuleBasedStateMachine):
                 whole = part == parts - 1
                 at = Timestamp(self.wall) if whole else None
                 self.writer.append(flush([batch(A, rows)], at, self.wall))
+                if not whole:
+                    self.land()
                 if seen:
+                    self.land()
                     self.follower.look()
                     now = self.appended + added if whole else self.appended
                     assert self.shows(self.follower.root, now)
         except ChangefeedError as error:
             assert self.faults.failed, error
-            self.doubtful = added
             if error.code is Code.LOG_STORE_UNREACHABLE:
                 # Nothing of this flush is stored; capture would try again.
                 self.writer.abandon()
-                self.doubtful = []
+                self.land()
                 return
             assert error.code is Code.STATE_UNREACHABLE
             with pytest.raises(ChangefeedError):
                 self.writer.append(flush([], Timestamp(self.wall + 1), self.wall + 1))
-            drop_process(self.lose())
-            self.open()
+            self.reopen(added)
         else:
+            self.land()
             self.appended += added
+
+    @rule(count=st.integers(1, 12))
+    def append_ahead(self, count: int) -> None:
+        """Append a transaction whose objects are on their way when the call returns."""
+        assert self.writer is not None
+        self.wall += 1
+        added = list(range(self.seq + 1, self.seq + 1 + count))
+        self.seq += count
+        self.walls |= dict.fromkeys(added, self.wall)
+        at = Timestamp(self.wall)
+        self.begin()
+        try:
+            rows = [Row(at, seq) for seq in added]
+            item = self.writer.append(flush([batch(A, rows)], at, self.wall), ahead=True)
+        except ChangefeedError as error:
+            assert self.faults.failed, error
+            if error.code is Code.LOG_STORE_UNREACHABLE:
+                self.land()  # those before it fly on, and this one was not taken
+            else:
+                self.reopen()
+        else:
+            assert item is not None
+            self.flying.append((item, added))
+            self.land()
+
+    @precondition(lambda self: self.flying)
+    @rule()
+    def register(self) -> None:
+        """Wait until all that was appended ahead is durable."""
+        assert self.writer is not None
+        self.begin()
+        try:
+            self.writer.register(self.flying[-1][0])
+        except ChangefeedError as error:
+            assert self.faults.failed, error
+            if error.code is not Code.LOG_STORE_UNREACHABLE:
+                self.reopen()
+                return
+        self.land()
 
     @rule()
     def maintain(self) -> None:
         """Roll, merge, make objects, remove what is no longer needed."""
         assert self.writer is not None
         self.wall += 1
-        self.faults.failed = False
+        self.begin()
         try:
             self.writer.roll()
             self.writer.maintain(clocks(Timestamp(self.wall)), Timestamp.ZERO)
         except ChangefeedError as error:
             assert self.faults.failed, error
             if error.code is Code.STATE_UNREACHABLE:
-                drop_process(self.lose())
-                self.open()
+                self.reopen()
             else:
                 assert error.code is Code.LOG_STORE_UNREACHABLE
+        self.land()
 
     @rule(which=st.sampled_from(["store", "state"]), when=st.sampled_from([BEFORE, AFTER]))
     def fault(self, which: str, when: str) -> None:
@@ -346,6 +414,7 @@ class TwoHosts(RuleBasedStateMachine):
         self.writer.settings = replace(SIZES, gc_ttl=0.0, max_age=10.0**9)
         self.writer.maintain(clocks(Timestamp(self.wall)), self.read_upto)
         self.writer.settings = SIZES
+        self.land()
 
     # -- what must hold -------------------------------------------------------------------
 
@@ -398,6 +467,60 @@ def test_the_model_notices_a_row_before_its_object(
     hosts.append(9, 1)
     with pytest.raises(AssertionError):
         hosts.what_rows_name_is_there()
+
+
+def test_the_model_notices_a_registration_that_does_not_wait_for_the_upload(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several flushes are on their way, and the row of one comes although its upload failed."""
+    upload = SharedLog._upload
+
+    def careless(log: SharedLog, name: str, data: bytes | None = None) -> str:
+        try:
+            return upload(log, name, data)
+        except ChangefeedError:
+            return f"{SOURCE}/{name}"
+
+    monkeypatch.setattr(SharedLog, "_upload", careless)
+    hosts.append_ahead(9)
+    hosts.fault("store", BEFORE)
+    hosts.append_ahead(9)
+    hosts.what_rows_name_is_there()
+    hosts.register()
+    with pytest.raises(AssertionError):
+        hosts.what_rows_name_is_there()
+
+
+def test_the_model_notices_rows_out_of_their_order(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two flushes on their way the second is registered, and the first one not."""
+
+    def hasty(writer: LogWriter, rest: int = 0) -> None:
+        if len(writer._ahead) > rest:
+            assert writer._shared is not None
+            last = writer._ahead.pop()
+            writer._shared.complete(last.upload)
+            writer._ahead.clear()
+            writer._reach(last.frontier, last.appended)
+
+    hosts.append_ahead(9)
+    hosts.append_ahead(9)
+    monkeypatch.setattr(LogWriter, "_register_ahead", hasty)
+    with pytest.raises((AssertionError, ChangefeedError)):
+        hosts.register()
+        hosts.die("two", loses=True)
+        hosts.nothing_is_lost_or_made_up()
+
+
+def test_a_writer_that_was_frozen_registers_nothing_that_was_on_its_way(hosts: TwoHosts) -> None:
+    hosts.append_ahead(9)
+    hosts.append_ahead(9)
+    hosts.freeze()
+    hosts.append(1, 1)
+    hosts.thaw(False)
+    hosts.nothing_is_lost_or_made_up()
+    hosts.look()
 
 
 def test_the_model_notices_a_writer_without_a_fence(

@@ -330,7 +330,7 @@ class FakeWriter:
     kept: list[Flush] = field(default_factory=list)
     settings: LogSettings = field(default_factory=LogSettings)
 
-    def append(self, flush: Flush) -> None:
+    def append(self, flush: Flush, *, ahead: bool = False) -> None:
         if self.full:
             self.full -= 1
             raise ChangefeedError("CF3003", "no room")
@@ -453,7 +453,7 @@ class TestCapture:
         begun, appended = threading.Event(), threading.Event()
 
         class Busy(FakeWriter):
-            def append(self, flush: Flush) -> None:
+            def append(self, flush: Flush, *, ahead: bool = False) -> None:
                 assert begun.wait(10), "the upkeep has not begun"
                 super().append(flush)
                 appended.set()
@@ -502,7 +502,7 @@ class TestCapture:
         failed = threading.Event()
 
         class Broken(FakeWriter):
-            def append(self, flush: Flush) -> None:
+            def append(self, flush: Flush, *, ahead: bool = False) -> None:
                 assert failed.wait(10)
 
             def maintain(self, read: ClockSample, keep_from: Timestamp | None) -> None:

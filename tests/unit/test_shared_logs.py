@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from changefeed.capture.process import Capture, Notice
 from changefeed.catalog import Catalog, SourceLease
 from changefeed.core import elapsed
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.events import Flush
 from changefeed.core.state import StateLayout
+from changefeed.core.timings import Timings
 from changefeed.log import LogReader, LogSettings, LogWriter, copies, segment
 from changefeed.log import writer as writer_module
 from changefeed.log.follower import LogFollower
@@ -203,6 +207,92 @@ def test_a_transaction_that_is_read_again_takes_the_names_of_its_files_again(
         again.roll()
     with shared.open("one", settings):
         assert shared.rows("one") == [3]
+
+
+# -- a backlog ----------------------------------------------------------------------------
+
+
+class Backlog:
+    """A stream of large flushes, and a small one at the end."""
+
+    def __init__(self, sent: list[str]) -> None:
+        self._sent = sent
+        self.closed = threading.Event()
+
+    def __iter__(self) -> Iterator[Flush]:
+        for seq in range(1, 5):
+            at = Timestamp(1_000 + seq)
+            self._sent.append(f"read {at.wall}")
+            count = 9 if seq < 4 else 1
+            rows = [Row(at, 10 * seq + i) for i in range(count)]
+            yield flush([batch(A, rows)], at, at.wall)
+
+    def acknowledge(self, position: str) -> None:
+        self._sent.append(f"acknowledged {int(position, 16)}")
+
+    def hasten(self) -> None:
+        """Nothing to send."""
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_uploads_of_a_backlog_overlap_and_are_acknowledged_in_order(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next flush is read while others are on their way; what is acknowledged is durable; a
+    store that fails is tried again, and nobody has to send a flush again."""
+    said: list[str] = []
+    go = threading.Event()
+    put, failures = ObjectStore.put, iter([True, False, True])
+
+    def slow(store: ObjectStore, name: str, data: bytes | Path) -> None:
+        assert go.wait(30)
+        if next(failures, False):
+            raise ChangefeedError(Code.LOG_STORE_UNREACHABLE, "a fault of the test")
+        put(store, name, data)
+
+    with shared.open("one", LogSettings(segment_rows=5)) as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        monkeypatch.setattr(ObjectStore, "put", slow)
+        notices: list[Notice] = []
+        stream = Backlog(said)
+        capture = Capture(
+            stream,
+            writer,
+            notices.append,
+            keep_from=lambda: None,
+            timings=Timings(stall=0.001),
+        )
+        running = threading.Thread(target=capture.run)
+        running.start()
+        until(lambda: "read 1003" in said, "two are on their way")
+        assert said == ["read 1001", "read 1002", "read 1003"]
+        assert writer.frontier is not None and writer.frontier.at == Timestamp(1_000)
+        assert shared.rows("one") == []
+        go.set()
+        running.join(30)
+        assert not running.is_alive()
+        done = [text for text in said if text.startswith("ack")]
+        assert done == [f"acknowledged {wall}" for wall in range(1_001, 1_005)]
+        assert any(notice.kind == "stalled" for notice in notices)
+        expected = [10 * seq + i for seq in range(1, 5) for i in range(9 if seq < 4 else 1)]
+        assert shared.rows("one") == expected
+    with shared.open("two"):
+        assert shared.rows("two") == expected
+
+
+def test_capture_ends_when_what_is_on_its_way_cannot_be_registered(shared: Shared) -> None:
+    """Another node has the source: nothing is acknowledged."""
+    said: list[str] = []
+    with shared.open("one", LogSettings(segment_rows=5)) as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        shared.take("two")
+        capture = Capture(Backlog(said), writer, lambda _: None, keep_from=lambda: None)
+        with pytest.raises(ChangefeedError) as failed:
+            capture.run()
+        assert failed.value.code in (Code.STATE_HELD_BY_ANOTHER_NODE, Code.LOG_NOT_WRITABLE)
+        assert not [text for text in said if text.startswith("ack")]
 
 
 # -- objects are fetched when they are read -----------------------------------------------
