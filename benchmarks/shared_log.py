@@ -3,7 +3,8 @@
 ``small`` appends transactions of ten rows, 66 a second, and shows how long each takes until it is
 durable; ``backlog`` appends flushes that become Parquet files, one after another, and shows rows a
 second. The state is a PostgreSQL of its own with fsync; objects go to a directory, or to an S3
-server (moto) with ``--s3``. ``in turn`` is a shared log whose uploads overlap with nothing.
+server (moto) with ``--s3``. ``--delay`` makes each upload that many milliseconds longer, as a store
+that is not on this machine does. ``in turn`` is a shared log whose uploads overlap with nothing.
 Contenders take turns. CPU is of this process, all threads.
 """
 
@@ -22,6 +23,7 @@ from changefeed.catalog import Catalog, SourceLease
 from changefeed.core.events import ChangeBatch
 from changefeed.core.state import StateLayout
 from changefeed.log import LogWriter
+from changefeed.log.objects import ObjectStore
 from changefeed.shared_logs import SharedSource
 from tests.services.cache import server_folder
 from tests.services.postgres import DEFAULT_MAJOR, PostgresCluster
@@ -30,8 +32,21 @@ from tests.services.s3 import S3Server
 Opened = Callable[[Path], LogWriter]
 
 
+class DistantStore(ObjectStore):
+    """A store whose uploads take longer."""
+
+    def __init__(self, address: str, delay: float) -> None:
+        super().__init__(address)
+        self._delay = delay
+
+    def put(self, name: str, data: bytes | Path) -> None:
+        """Store an object after the delay."""
+        time.sleep(self._delay)
+        super().put(name, data)
+
+
 @contextmanager
-def contenders(s3: bool) -> Iterator[dict[str, Opened]]:
+def contenders(s3: bool, delay: float) -> Iterator[dict[str, Opened]]:
     """How each contender opens a log in a folder."""
     with ExitStack() as stack:
         folder = stack.enter_context(server_folder("bench-state"))
@@ -53,8 +68,9 @@ def contenders(s3: bool) -> Iterator[dict[str, Opened]]:
             lease = catalog.acquire_source(f"bench{next(numbers)}", "bench", 60.0)
             assert isinstance(lease, SourceLease)
             layout = StateLayout(root.parent)
-            shared = SharedSource(catalog, lease, place, layout).log()
-            return LogWriter(layout.log(lease.source), shared=shared)
+            source = SharedSource(catalog, lease, place, layout)
+            source.store = DistantStore(place, delay)
+            return LogWriter(layout.log(lease.source), shared=source.log())
 
         yield {"local": LogWriter, "shared": shared}
 
@@ -88,10 +104,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2_000_000, help="of the backlog")
     parser.add_argument("--seconds", type=float, default=10.0, help="of small flushes")
     parser.add_argument("--s3", action="store_true", help="objects go to an S3 server")
+    parser.add_argument("--delay", type=float, default=0.0, help="milliseconds of each upload")
     args = parser.parse_args()
     small = make_batches(SCHEMAS["narrow"], int(args.seconds * 66) * 10, 10)
     large = make_batches(SCHEMAS["narrow"], args.rows, 100_000)
-    with contenders(args.s3) as found:
+    with contenders(args.s3, args.delay / 1_000) as found:
         for round_number in range(args.rounds):
             for name, opened in found.items():
                 took, cpu, _ = run(opened, small, 1 / 66)
