@@ -31,7 +31,7 @@ from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 from changefeed.options import hide_masked, mask_statement
 from changefeed.plan.dataset_options import DATASET_OPTIONS
-from changefeed.plan.names import scheme_of
+from changefeed.plan.names import scheme_of, source_connections
 from changefeed.plan.own_options import CONNECTION_OPTIONS, USER_OPTIONS
 from changefeed.plan.sink_resolution import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
@@ -329,6 +329,10 @@ class Interpreter:
     def connections(self) -> list[str]:
         """Names of the external connections."""
         return [c.name for c in self.catalog.connections()]
+
+    def source_names(self) -> list[str]:
+        """The connections that are sources."""
+        return [c.name for c in source_connections(self.catalog)]
 
     def connection_schemes(self) -> dict[str, str]:
         """The external connections, with the scheme of each."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from changefeed.dataset.tables import Registration
     from changefeed.http.server import HttpServer
     from changefeed.node.node import Node
+    from changefeed.pg.server import PgServer
     from changefeed.query.evaluate import QuerySessions
     from changefeed.query.model import CompiledQuery
     from changefeed.spark.session import NodeSpark
@@ -182,7 +183,8 @@ class Application:
             ChangefeedError: CF6006 the address is taken or not allowed; CF6007 the certificate or
                 the key cannot be used; CF1303 ``login`` without ``tls`` on another address.
         """
-        from changefeed.http.application import Api, names_this_machine
+        from changefeed.core.addresses import names_this_machine
+        from changefeed.http.application import Api
         from changefeed.http.server import HttpServer
         from changefeed.monitor import Monitor
 
@@ -194,12 +196,42 @@ class Application:
                 f"there is no login on {host} without TLS: a token would be read on its way",
                 hint="give --http-cert and --http-key, too.",
             )
-        if logins and not self.catalog.users():
-            log.warning("the HTTP API has no user yet: CREATE USER name WITH role = 'admin'")
+        self._note_no_user(logins)
         stopping = threading.Event()
         monitor = Monitor(self.interpreter, self.check_node)
         api = Api(monitor, local=local, api=open_api, logins=logins, stopping=stopping)
         return HttpServer(host, port, api.application, tls=tls, stopping=stopping)
+
+    def pg(
+        self, host: str, port: int, *, tls: tuple[str, str] | None = None, login: bool = False
+    ) -> PgServer:
+        """PostgreSQL's protocol of this process, to be entered.
+
+        Args:
+            tls: files of the certificate and its key; clients then log in.
+            login: have clients log in without ``tls``, too.
+
+        Raises:
+            ChangefeedError: CF6006 the address is taken or not allowed; CF6007 the certificate or
+                the key cannot be used; CF1303 another address than a loopback one without ``tls``.
+        """
+        from changefeed.core.addresses import names_this_machine
+        from changefeed.pg.server import PgServer
+
+        if tls is None and not names_this_machine(host):
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                f"PostgreSQL's protocol is not served on {host} without TLS: statements and rows"
+                " would be read on their way",
+                hint="give --http-cert and --http-key, too.",
+            )
+        logins = login or tls is not None
+        self._note_no_user(logins)
+        return PgServer(host, port, self.interpreter, tls=tls, logins=logins)
+
+    def _note_no_user(self, logins: bool) -> None:
+        if logins and not self.catalog.users():
+            log.warning("no user can log in yet: CREATE USER name WITH role = 'admin'")
 
     def _made(self) -> Node:
         from changefeed.node.node import Node

@@ -323,9 +323,16 @@ def _address(
     "this machine, or with --http-cert and --http-key.",
 )
 @click.option(
+    "--pg",
+    metavar="HOST:PORT",
+    callback=_address,
+    help="Serve PostgreSQL's protocol there, for psql, drivers and Grafana: on an address of this "
+    "machine, or with --http-cert and --http-key.",
+)
+@click.option(
     "--http-cert",
     metavar="FILE",
-    help="The certificate of --http with its chain, as PEM.",
+    help="The certificate of --http and --pg with its chain, as PEM.",
 )
 @click.option(
     "--http-key",
@@ -357,18 +364,19 @@ def start(
     lease: float | None,
     max_feeds: int | None,
     http: tuple[str, int] | None,
+    pg: tuple[str, int] | None,
     http_cert: str | None,
     http_key: str | None,
     http_login: bool,
     log_format: str,
 ) -> None:
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
-    from shell.service import HttpChoice, serve
+    from shell.service import DoorChoice, serve
 
     if (http_cert is None) != (http_key is None):
         raise click.UsageError("--http-cert and --http-key go together")
-    if http is None and (http_cert is not None or http_login):
-        raise click.UsageError("--http-cert, --http-key and --http-login go with --http")
+    if http is None and pg is None and (http_cert is not None or http_login):
+        raise click.UsageError("--http-cert, --http-key and --http-login go with --http or --pg")
     tls = None if http_cert is None or http_key is None else (http_cert, http_key)
     spark = SparkSettings(master, heap, conf, EngineOption(engine), staging)
     given = StateChoice(state, spark, max_memory, max_disk)
@@ -377,7 +385,8 @@ def start(
         serve(
             place.directory,
             spark=place.spark,
-            http=None if http is None else HttpChoice(*http, tls, http_login),
+            http=None if http is None else DoorChoice(*http, tls, http_login),
+            pg=None if pg is None else DoorChoice(*pg, tls, http_login),
             max_memory=place.max_memory,
             max_disk=place.max_disk,
             logs=logs,

@@ -17,8 +17,9 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 @dataclass(frozen=True, slots=True)
-class HttpChoice:
-    """What ``--http`` and its companions say; see :meth:`changefeed.app.Application.http`."""
+class DoorChoice:
+    """What ``--http`` or ``--pg`` and their companions say; see
+    :meth:`changefeed.app.Application.http` and :meth:`changefeed.app.Application.pg`."""
 
     host: str
     port: int
@@ -30,7 +31,8 @@ def serve(
     state: str,
     *,
     spark: SparkSettings | None = None,
-    http: HttpChoice | None = None,
+    http: DoorChoice | None = None,
+    pg: DoorChoice | None = None,
     max_memory: int | None = None,
     max_disk: int | None = None,
     logs: str | None = None,
@@ -40,15 +42,15 @@ def serve(
 ) -> Exit:
     """Run the feeds of a state; returns after a clean stop.
 
-    ``http`` is where the status page, metrics and health are served; ``max_memory`` and
-    ``max_disk`` are bytes, ``logs`` is the store of shared change logs, ``lease`` is how long
-    leases last in seconds, ``max_feeds`` is how many feeds this node has room for, as of
-    :class:`~changefeed.app.Application`; ``log_format`` is that of the lines on standard error and
-    in node.log.
+    ``http`` is where the status page, metrics and health are served, ``pg`` where PostgreSQL's
+    protocol is; ``max_memory`` and ``max_disk`` are bytes, ``logs`` is the store of shared change
+    logs, ``lease`` is how long leases last in seconds, ``max_feeds`` is how many feeds this node
+    has room for, as of :class:`~changefeed.app.Application`; ``log_format`` is that of the lines on
+    standard error and in node.log.
 
     Raises:
         ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
-            has ended by itself; CF6006, CF6007 ``http`` cannot be served.
+            has ended by itself; CF6006, CF6007, CF1303 ``http`` or ``pg`` cannot be served.
     """
     stopping = stop_on_signals()
     with ExitStack() as stack:
@@ -75,6 +77,9 @@ def serve(
                 application.http(http.host, http.port, tls=http.tls, login=http.login)
             )
             logger.info("status at %s/, /metrics and /healthz", server.address)
+        if pg is not None:
+            door = stack.enter_context(application.pg(pg.host, pg.port, tls=pg.tls, login=pg.login))
+            logger.info("PostgreSQL's protocol at %s", door.address)
         serve_until_stopped(application, stopping)
         logger.info("stopping: feeds keep their position and continue at the next start")
     return Exit.OK

@@ -399,13 +399,15 @@ node = Table(
     Column("load", Float, nullable=False, server_default="0"),
 )
 
-#: Users of the HTTP API; ``digest`` is the SHA-256 of the token.
+#: Users of the HTTP API and of PostgreSQL's protocol; ``digest`` is the SHA-256 of the token,
+#: ``scram`` what proves to that protocol that a client knows it: NULL for a token of format 18.
 user = Table(
     "api_user",
     metadata,
     Column("name", Text, primary_key=True),
     _text("role"),
     Column("digest", Text, nullable=False, unique=True),
+    Column("scram", Text),
     _ns("created"),
     _ns("expires", null=True),
     _ns("seen", null=True),

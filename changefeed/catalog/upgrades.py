@@ -54,7 +54,8 @@ class Step:
 
 def _to_19(operations: Operations) -> None:
     """How late the rows of a feed were, what nodes say of their room, and of the sources that they
-    capture. ``meta`` keeps the oldest format whose programs may use the state."""
+    capture, and what proves a token to PostgreSQL's protocol. ``meta`` keeps the oldest format
+    whose programs may use the state."""
     operations.add_column("job", Column("delays", Text, nullable=False, server_default=""))
     operations.add_column("node", Column("max_feeds", Integer))
     operations.add_column("node", Column("load", Float, nullable=False, server_default="0"))
@@ -63,6 +64,7 @@ def _to_19(operations: Operations) -> None:
         Column("source", Text, primary_key=True),
         Column("news", Text, nullable=False),
     )
+    operations.add_column("api_user", Column("scram", Text))
 
 
 STEPS: Final[tuple[Step, ...]] = (Step(19, _to_19),)

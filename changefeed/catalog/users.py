@@ -1,16 +1,17 @@
-"""Users of the HTTP API with the digests of their tokens, and the audit of statements."""
+"""Users with what is stored of their tokens, and the audit of statements."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import ColumnElement, delete, func, insert, select, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.rows import AuditEntry, User
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.scram import Verifier
 
 #: Entries of the audit that are kept, the newest.
 KEPT_AUDIT = 10_000
@@ -23,8 +24,13 @@ _audit = tables.audit
 
 
 def _digest(token: str) -> str:
-    """What is stored of a token: 256 random bits need no slow hash."""
+    """What HTTP finds a user by: 256 random bits need no slow hash."""
     return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _stored(token: str) -> dict[str, str]:
+    """What is stored of a token, for HTTP and for PostgreSQL's protocol."""
+    return {"digest": _digest(token), "scram": str(Verifier.of(token))}
 
 
 class Users(CatalogPart):
@@ -48,7 +54,7 @@ class Users(CatalogPart):
                     f'user "{name}" already exists',
                     hint="ALTER USER changes the role or the token.",
                 )
-            values = {"role": role, "expires": expires, "digest": _digest(token)}
+            values = {"role": role, "expires": expires, **_stored(token)}
             transaction.execute(insert(_user).values(name=name, created=self._now(), **values))
         return token
 
@@ -56,7 +62,7 @@ class Users(CatalogPart):
         """Change ``role`` or ``expires`` of a user; returns a new token if one is wanted."""
         token = secrets.token_urlsafe(32) if new_token else None
         if token is not None:
-            changes["digest"] = _digest(token)
+            changes |= _stored(token)
         with self._database.write() as transaction:
             transaction.execute(update(_user).where(_user.c.name == name).values(**changes))
         return token
@@ -74,17 +80,25 @@ class Users(CatalogPart):
 
     def user_of(self, token: str) -> User | None:
         """The user of a token that has not ended; notes that it was seen."""
+        found = self._living(_user.c.digest == _digest(token), note=True)
+        return found and found[0]
+
+    def login_of(self, name: str, *, note: bool = False) -> tuple[User, str | None] | None:
+        """A user by name whose token has not ended, and what SCRAM proves that token with: None for
+        a token of a release without it. ``note`` notes that the user was seen."""
+        return self._living(_user.c.name == name, note=note)
+
+    def _living(self, which: ColumnElement[bool], *, note: bool) -> tuple[User, str | None] | None:
         now = self._now()
         with self._database.read() as transaction:
-            mine = select(_user).where(_user.c.digest == _digest(token))
-            row = transaction.execute(mine).one_or_none()
+            row = transaction.execute(select(_user).where(which)).one_or_none()
         if row is None or (row.expires is not None and row.expires <= now):
             return None
-        if row.seen is None or now - row.seen > _SEEN_EVERY:
+        if note and (row.seen is None or now - row.seen > _SEEN_EVERY):
             with self._database.write(notify=False) as transaction:
                 seen = update(_user).where(_user.c.name == row.name).values(seen=now)
                 transaction.execute(seen)
-        return User(row.name, row.role, row.created, row.expires, row.seen)
+        return User(row.name, row.role, row.created, row.expires, row.seen), row.scram
 
     def record_audit(self, user: str, origin: str, statement: str, code: str | None) -> None:
         """Note a statement, redacted, that changed something or was refused."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import ipaddress
 import json
-import re
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -32,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from changefeed.api import Role, Session
 from changefeed.catalog import User
+from changefeed.core.addresses import names_this_machine
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.http.forms import LINES, PROBLEM, problem, status_of
@@ -303,22 +302,6 @@ class _Guard:
         if foreign or site not in ("none", "same-origin"):
             return _bad(HTTPStatus.FORBIDDEN, "a page of another site asks for it")
         return None
-
-
-def names_this_machine(host: str) -> bool:
-    """A ``Host`` header (or an address) is this machine's loopback.
-
-    On a loopback address only such requests are answered. The name of a foreign domain can be made
-    to lead to this machine, and a page of that domain would then read the feeds (DNS rebinding).
-    """
-    name = host if host.count(":") > 1 and not host.startswith("[") else re.sub(r":\d*$", "", host)
-    name = name.strip("[]").lower()
-    if name in ("localhost", "localhost."):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 async def _note_leaving(receive: Receive, left: threading.Event) -> None:

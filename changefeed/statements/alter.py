@@ -12,6 +12,8 @@ from changefeed.statements.create import FEED_COLUMNS, is_captured, source_waits
 from changefeed.statements.notices import no_node, not_taken_yet, source_warnings, topic_notices
 from grammar import nodes
 
+ALTERED_COLUMNS = ("job_id", "job_description")
+
 
 @handles(nodes.AlterChangefeed)
 def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
@@ -67,7 +69,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     topics = tuple(dict.fromkeys([*(s.progress.topic for s in plan.add), *plan.topics.values()]))
     return Result(
         "rows",
-        ("job_id", "job_description"),
+        ALTERED_COLUMNS,
         [(altered.id, altered.statement)],
         [*plan.notices, *rescans, *warnings, *topic_notices(topics, sink_uri), *late],
         job_id=altered.id,

@@ -1,4 +1,4 @@
-"""CREATE, ALTER, DROP USER, SHOW USERS and SHOW AUDIT: who uses the HTTP API, and what was done."""
+"""CREATE, ALTER, DROP USER, SHOW USERS and SHOW AUDIT: who uses a node, and what was done."""
 
 from __future__ import annotations
 

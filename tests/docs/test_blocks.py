@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -35,6 +36,7 @@ from changefeed.dataset.config import read_config
 from changefeed.dataset.model import OPERATION
 from changefeed.encoding.plan import MessagePlan
 from changefeed.encoding.protobuf.schema import value_proto
+from changefeed.pg.server import PgServer
 from changefeed.query.probe import takes_arrow
 from changefeed.sources.registry import ENTRY_POINT_GROUP
 from changefeed.spark_source.settings import KNOWN
@@ -373,6 +375,24 @@ def http_answers(found: list[Block], folder: Path) -> None:
     assert compared == len(found)
 
 
+def queries_of_a_client(found: list[Block], folder: Path) -> None:
+    """Each statement is run by psycopg."""
+    with closing(World(folder)) as world:
+        world.shop()
+        world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+        with PgServer("127.0.0.1", 0, world.interpreter) as server:
+            host, _, port = server.address.rpartition(":")
+            with psycopg.connect(host=host, port=port, user="me", autocommit=True) as client:
+                for block in found:
+                    for piece in split(block.text):
+                        text = piece.text
+                        if text.startswith("COPY"):
+                            with client.cursor().copy(text) as copied:
+                                assert list(copied)
+                        elif text:
+                            assert client.execute(text).description, text
+
+
 def _curled(bench: Bench, words: list[str]) -> tuple[int, Any]:
     headers: dict[str, str] = {}
     method = body = path = None
@@ -409,6 +429,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("docs/http.md", "json"): http_answers,
     ("docs/operating.md", "ini"): service_unit,
     ("docs/shell.md", "json"): shell_error,
+    ("docs/pg.md", "psql"): queries_of_a_client,
     ("docs/queries.md", "python"): query_functions,
     ("docs/sink-guide.md", "python"): sink_guide,
     ("docs/sink-guide.md", "toml"): entry_points(sink_registry.GROUP),

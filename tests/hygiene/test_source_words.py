@@ -33,6 +33,7 @@ OWN = (
     "changefeed/sources/mysql/",
     "changefeed/sources/debezium/",
     "changefeed/demo/",
+    "changefeed/pg/",
     "changefeed/embedded/",
 )
 
