@@ -99,6 +99,28 @@ def _properties(
         raise click.BadParameter(f"{error.message}; {error.hint}", context, parameter) from error
 
 
+def _state_key(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """For this process and its children, each of which opens the state."""
+    if value is None:
+        return
+    from changefeed.api import STATE_KEY_VARIABLE, require_reference
+
+    try:
+        os.environ[STATE_KEY_VARIABLE] = require_reference(value)
+    except ChangefeedError as error:
+        raise click.BadParameter(f"{error.message}; {error.hint}", context, parameter) from error
+
+
+_key_option = click.option(
+    "--state-key",
+    metavar="REFERENCE",
+    expose_value=False,
+    callback=_state_key,
+    help="Where the key is that encrypts the secrets of the state: ${file:/path}, ${env:NAME} or "
+    "${exec:command} (default: $CHANGEFEED_STATE_KEY, else they are not encrypted).",
+)
+
+
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     """Bytes, as options of changefeeds write them: ``512MiB``, ``10GB``."""
     if value is None:
@@ -194,6 +216,7 @@ def _place_options(command: F) -> F:
             help="Where the state is: a directory, or a postgresql:// URL "
             "(default: $CHANGEFEED_STATE, else the user's data folder).",
         ),
+        _key_option,
     ):
         command = option(command)
     return command
@@ -491,10 +514,12 @@ def dataset(
     context.exit(compare_dataset(config, extract, date, spark))
 
 
-#: ``--state`` behind a command, where it wins over the one before it.
-_state_option = click.option(
-    "--state", metavar="DIR|URL", help="Where the state is (default: as above)."
-)
+def _state_option(command: F) -> F:
+    """``--state`` behind a command, where it wins over the one before it, and its key."""
+    place = click.option(
+        "--state", metavar="DIR|URL", help="Where the state is (default: as above)."
+    )
+    return place(_key_option(command))
 
 
 def _state_of(context: click.Context, state: str | None) -> str:
