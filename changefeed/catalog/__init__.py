@@ -8,6 +8,7 @@
                           +--------------------------------+
     tables.py     the layout; model.py and rows.py: its rows as objects
     database.py   transactions, the change counter, who writes when
+    sealing.py    what is encrypted, and by which key
     upgrades.py   the steps that bring a state of an earlier release to the layout
     connections, schemas, sources, jobs, progress, claims, leases, questions, history, users
                   one part of the Catalog each, with the rules about its rows
@@ -120,6 +121,11 @@ class Catalog(
                 its key is missing, CF1201 no place a state can be.
         """
         return cls(Database.open(state, directory, must_exist=must_exist, key=key), clock)
+
+    @property
+    def key(self) -> str | None:
+        """The fingerprint of the key that its secrets are encrypted by; None: they are not."""
+        return self._database.sealer.current
 
     def rotate_key(self) -> tuple[str, int]:
         """See :meth:`changefeed.catalog.database.Database.rotate_key`."""

@@ -357,9 +357,10 @@ class Database:
         """
         first = self._sealer.first()
         with self.write() as connection:
-            if self._sealer.current == first:
-                return first, 0
-            count = self._seal_all(connection, first)
+            count = 0
+            if self._sealer.current != first:
+                count = self._seal_all(connection, first)
+        # Also if it was in use already: an earlier statement may have ended before this.
         self._scrub()
         return first, count
 
