@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -99,26 +100,36 @@ def _properties(
         raise click.BadParameter(f"{error.message}; {error.hint}", context, parameter) from error
 
 
-def _state_key(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    """For this process and its children, each of which opens the state."""
+def _reference(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     if value is None:
-        return
-    from changefeed.api import STATE_KEY_VARIABLE, require_reference
+        return None
+    from changefeed.api import require_reference
 
     try:
-        os.environ[STATE_KEY_VARIABLE] = require_reference(value)
+        return require_reference(value)
     except ChangefeedError as error:
         raise click.BadParameter(f"{error.message}; {error.hint}", context, parameter) from error
 
 
-_key_option = click.option(
-    "--state-key",
-    metavar="REFERENCE",
-    expose_value=False,
-    callback=_state_key,
-    help="Where the key is that encrypts the secrets of the state: ${file:/path}, ${env:NAME} or "
-    "${exec:command} (default: $CHANGEFEED_STATE_KEY, else they are not encrypted).",
-)
+def _key_option(command: F) -> F:
+    """``--state-key``, for this process and its children, each of which opens the state."""
+
+    @functools.wraps(command)
+    def keyed(*args: Any, state_key: str | None, **given: Any) -> Any:
+        if state_key is not None:
+            from changefeed.api import STATE_KEY_VARIABLE
+
+            os.environ[STATE_KEY_VARIABLE] = state_key
+        return command(*args, **given)
+
+    option = click.option(
+        "--state-key",
+        metavar="REFERENCE",
+        callback=_reference,
+        help="Where the key is that encrypts the secrets of the state: ${file:/path}, ${env:NAME} "
+        "or ${exec:command} (default: $CHANGEFEED_STATE_KEY, else they are not encrypted).",
+    )
+    return cast(F, option(keyed))
 
 
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Dialect
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.extras import lacking
 from changefeed.core.references import has_references, resolved_text
 
 if TYPE_CHECKING:
@@ -148,6 +149,11 @@ def require_reference(place: str) -> str:
 
 def _keys(text: str) -> dict[str, Fernet]:
     # Loaded on use: a state without keys needs nothing of it.
+    needed = lacking(
+        "the key of a state", ("cryptography",), "state-key", code=Code.STATE_KEY_NOT_USABLE
+    )
+    if needed is not None:
+        raise needed
     from cryptography.fernet import Fernet
 
     found: dict[str, Fernet] = {}
