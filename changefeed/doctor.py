@@ -104,9 +104,7 @@ class _Examination:
         yield _ok(MACHINE, "Spark", f"Java {java.major} was found ({java.found_by})")
 
     def state(self) -> Iterator[Row]:
-        key = self._catalog.key
-        how = f"; its secrets are encrypted by key {key}" if key else ""
-        yield _ok(STATE, "", f"{self._catalog.shown} was opened{how}")
+        yield _ok(STATE, "", f"{self._catalog.shown} was opened")
         root = self._layout.root
         if not root.is_dir():
             return

@@ -61,6 +61,7 @@ class LogRange:
     """A range of the log without control events.
 
     Attributes:
+        bytes: of the rows in the log.
         versions: the schema versions of the rows.
         control_at: the instant of the control event that ends it; None where none does.
         pieces: rows of each piece of the log, and when the first and the last were committed, ns.
@@ -68,6 +69,7 @@ class LogRange:
 
     upto: Timestamp
     rows: int = 0
+    bytes: int = 0
     versions: frozenset[TableSchema] = frozenset()
     control_at: Timestamp | None = None
     pieces: tuple[tuple[int, int, int], ...] = ()
@@ -117,7 +119,7 @@ def waiting(
             pieces += [(piece.rows, piece.first.wall, piece.last.wall) for piece in item.pieces]
             versions.add(item.schema)
         else:
-            found = LogRange(item.upto, rows, frozenset(versions), pieces=tuple(pieces))
+            found = LogRange(item.upto, rows, size, frozenset(versions), pieces=tuple(pieces))
             if rows >= JOB_ROWS or size >= most_bytes:
                 break
     return found
@@ -201,6 +203,9 @@ class Backlog:
         most = STAGED_BYTES if self._spark.stages else math.inf
         found = waiting(self._log, bounds, upto, slice_bytes(feed.options, lanes), most)
         lanes = count_lanes(found.rows, state.cores)
+        if file := self._sink_session.round_bytes:
+            # More lanes would write smaller files.
+            lanes = max(1, min(lanes, found.bytes // file))
         choice = choose_engine(asked, Work(found.rows, lanes), state)
         if choice.spark and not self._spark.installed:
             self._tell(feed, "Spark cannot be started here: the node delivers the backlog itself")
@@ -218,6 +223,7 @@ class Backlog:
                 "feed %s: a lane stopped, the node continues: %s", feed.job.name, error.message
             )
             self._refused_upto = found.upto
+            self._sink_session.renew()
             return BacklogResult(node_upto=found.upto)
 
     def _tell(self, feed: Feed, text: str) -> None:
@@ -261,6 +267,7 @@ class Backlog:
                     done = self._run_lanes(work, group)
                 except ChangefeedError:
                     if cancelled.is_set():
+                        self._sink_session.renew()
                         return BacklogResult()
                     raise
         except ScanStopped as stopped:

@@ -115,13 +115,11 @@ class LaneRows:
 
     Attributes:
         clean: see :attr:`.chunks.Chunk.clean`.
-        after: all rows are above it.
     """
 
     rows: pa.Table
     schema: TableSchema
     clean: frozenset[str]
-    after: Timestamp
 
 
 @dataclass
@@ -165,7 +163,8 @@ class LaneDelivery:
         """Deliver the rows of lane ``number``; see :meth:`__call__`."""
 
         def deliver(admission: Admission) -> list[list[int]]:
-            return [[d.item, d.rows, d.bytes] for d in self._deliver(admission, lane, report)]
+            delivered = self._deliver(admission, number, lane, report)
+            return [[d.item, d.rows, d.bytes] for d in delivered]
 
         done = deliver_once(self.ticket, number, self.sink, self.context, deliver)
         return [TaskResult(*fields) for fields in done]
@@ -173,21 +172,26 @@ class LaneDelivery:
     def _deliver(
         self,
         admission: Admission,
+        number: int,
         lane: Iterator[LaneRows | Watermark],
         report: Callable[[int, int], None],
     ) -> list[TaskResult]:
         done = {table: TaskResult(item, 0, 0) for item, table in enumerate(self.bounds)}
         receipts: list[Receipt] = []
+
+        def commit() -> None:
+            admission.check()
+            require_durable(self.sink.commit(self.epoch, receipts))
+            receipts.clear()
+            report(*_sums(done))
+
         for item in lane:
             if isinstance(item, Watermark):
-                if receipts:
-                    admission.check()
-                    require_durable(self.sink.commit(self.epoch, receipts))
-                    receipts.clear()
-                    report(*_sums(done))
+                if receipts and sum(r.bytes for r in receipts) >= self.sink.pacing().bytes:
+                    commit()
                 continue
             admission.check()
-            receipt = self._write(item, len(receipts))
+            receipt = self._write(item, number)
             if receipt is not None:
                 receipts.append(receipt)
                 table = item.schema.table
@@ -195,6 +199,8 @@ class LaneDelivery:
                 done[table] = TaskResult(
                     before.item, before.rows + receipt.rows, before.bytes + receipt.bytes
                 )
+        if receipts:
+            commit()
         return [d for d in done.values() if d.rows]
 
     def _of_log(self, number: int) -> Iterator[LaneRows | Watermark]:
@@ -212,7 +218,7 @@ class LaneDelivery:
                 mine = self.split(rows, item.schema) == number
                 if mine.any():
                     rows = rows.filter(pa.array(mine))
-                    yield LaneRows(rows, item.schema, item.clean, item.after)
+                    yield LaneRows(rows, item.schema, item.clean)
 
     def split(self, rows: pa.Table, schema: TableSchema) -> npt.NDArray[np.int64]:
         """The lane of each of the rows."""
@@ -245,7 +251,7 @@ class LaneDelivery:
         """The messages of rows of a lane, in order."""
         return encode_messages(part.rows, self.versions[part.schema].plan, part.clean)
 
-    def _write(self, part: LaneRows, partition: int) -> Receipt | None:
+    def _write(self, part: LaneRows, number: int) -> Receipt | None:
         its = self.versions[part.schema]
         messages = self.messages(part)
         if not messages.num_rows:
@@ -254,11 +260,13 @@ class LaneDelivery:
             Batch(
                 feed=self.feed,
                 epoch=self.epoch,
-                partition=partition,
+                partition=number,
                 target=its.target,
                 schema=its.seen,
                 rows=messages,
-                after=part.after,
+                # Not the slice's: all lanes together, and an attempt that reads other slices, name
+                # the same beginning.
+                after=self.bounds[part.schema.table],
             )
         )
 

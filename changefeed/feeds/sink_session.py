@@ -352,15 +352,24 @@ class SinkSession:
 
     # -- the end ----------------------------------------------------------------------------
 
+    def renew(self) -> None:
+        """Let another sink object deliver the next changes. It began after those of a job that
+        failed, so files in which it repeats their rows sort after theirs."""
+        self._closing(self._sink, for_good=False)
+        self._sink = None
+
+    def _closing(self, sink: Sink | None, *, for_good: bool) -> None:
+        if sink is not None and (for_good or sink is not self._given):
+            try:
+                sink.close()
+            except ChangefeedError as error:
+                log.warning("closing the sink: %s", error.message)
+
     def close(self, *, for_good: bool = False) -> None:
         """Close the sinks, also one whose ``open`` failed; a given sink only with ``for_good``,
         which also removes staged files."""
         for sink in (self._sink, self._scan_sink, self._opening):
-            if sink is not None and (for_good or sink is not self._given):
-                try:
-                    sink.close()
-                except ChangefeedError as error:
-                    log.warning("closing the sink: %s", error.message)
+            self._closing(sink, for_good=for_good)
         self._sink = self._scan_sink = self._opening = None
         if for_good:
             shutil.rmtree(self._layout.scratch(self._feed.job.id), ignore_errors=True)

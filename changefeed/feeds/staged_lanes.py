@@ -2,7 +2,7 @@
 
 The node reads the range once and writes a file for each lane, which Spark hands to the lane's task
 (:func:`changefeed.spark.tasks.run_files`), as parts of :mod:`changefeed.core.row_parts`. A header
-says ``{"version": n, "clean": [..], "after": ".."}`` of rows, and ``{"upto": ".."}`` where the log
+says ``{"version": n, "clean": [..]}`` of rows, and ``{"upto": ".."}`` where the log
 was read up to a timestamp: what came before is made durable there, as in :mod:`.lanes`.
 """
 
@@ -48,7 +48,6 @@ def write_lanes(lanes: LaneDelivery, log: LogAccess, folder: Path) -> list[Path]
             header = {
                 "version": versions[item.schema],
                 "clean": sorted(item.clean),
-                "after": str(item.after),
             }
             for number, file in enumerate(files):
                 places = np.flatnonzero(of == number)
@@ -92,5 +91,4 @@ def _parts(content: pa.Buffer, versions: Sequence[TableSchema]) -> Iterator[Lane
                 rows,
                 versions[header["version"]],
                 frozenset(header["clean"]),
-                Timestamp.parse(header["after"]),
             )

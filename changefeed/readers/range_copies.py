@@ -14,7 +14,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +26,7 @@ from changefeed.core.proofs import FileProof
 from changefeed.core.row_parts import put_part
 from changefeed.core.s3_urls import S3Signer
 from changefeed.core.schema import TableSchema
-from changefeed.core.stores import StoreClient, connect
+from changefeed.core.stores import connect
 from changefeed.readers.staged_rows import RowLocations
 from changefeed.readers.table_log import Range
 from changefeed.spark.staging_place import staging_place
@@ -119,7 +118,7 @@ class RangeCopies:
         """Remove what was staged; what cannot be removed now is removed a day later."""
         for name in names:
             with contextlib.suppress(*_FAILED):
-                self._store.delete(name)
+                self._store.system.delete_file(name)
 
     def close(self) -> None:
         with contextlib.suppress(*_FAILED):
@@ -136,16 +135,14 @@ class RangeCopies:
                 inner = info.path.removeprefix(f"{self._store.root}/")
                 old = (info.mtime_ns or oldest) < oldest
                 if info.type is fs.FileType.File and old and _OURS.match(inner):
-                    self._store.delete(info.path)
+                    self._store.system.delete_file(info.path)
 
 
 @dataclass(frozen=True)
 class _Store:
-    """A filesystem, what removes a file of it, the place in it, and how executors address a name in
-    it."""
+    """A filesystem, the place in it, and how executors address a name in it."""
 
     system: fs.FileSystem
-    delete: Callable[[str], None]
     root: str
     shown: str
     location: Callable[[str], str]
@@ -160,12 +157,10 @@ def _store(url: str, clock: Clock) -> _Store:
             hint="Python has no client of HDFS without Hadoop's native library.",
         )
     if place.s3 is None:
-        local = fs.LocalFileSystem()
-        return _Store(local, local.delete_file, place.root, place.root, str)
+        return _Store(fs.LocalFileSystem(), place.root, place.root, str)
     root = place.root.removeprefix("s3a://")
-    signer = S3Signer.of(place.s3.arguments)
-    arguments = place.s3.arguments
-    client = StoreClient(partial(connect, "s3", arguments), clock=clock, s3=arguments)
+    signer = S3Signer.of(place.s3)
+    system = connect("s3", place.s3.arguments)
 
     def location(name: str) -> str:
         if signer is None:
@@ -173,4 +168,4 @@ def _store(url: str, clock: Clock) -> _Store:
         bucket, _, key = name.partition("/")
         return signer.url(bucket, key, clock.now().datetime())
 
-    return _Store(client.system, client.delete, root, place.root, location)
+    return _Store(system, root, place.root, location)

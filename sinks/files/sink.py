@@ -64,6 +64,7 @@ class FilesSink(Sink):
         formats=tuple(FILE_FORMATS),
         envelopes=("wrapped", "bare", "enriched"),
         executor=True,
+        lanes=True,
         key_in_value=True,
         compressions=COMPRESSIONS,
         shared_topics=True,

@@ -188,8 +188,7 @@ MAKERS: dict[str, Maker] = {
     "webhook": _webhook,
     "elasticsearch": _elasticsearch,
 }
-#: Files take scans by tasks only: one writer keeps the order of changes.
-SCANS = ("files", "put", "s3", "gcs", "azure")
+FILES = ("files", "put", "s3", "gcs", "azure")
 #: One of each way is in the first half.
 FIRST = ("files-scan", "webhook-lanes")
 MARKERS = {"kafka": [pytest.mark.kafka], "elasticsearch": [pytest.mark.elasticsearch]}
@@ -201,15 +200,19 @@ LONG = ("delivers_in_order", "outlives_outage")
 #: ``CHANGEFEED_TESTS=all`` has them.
 AGAIN = {("elasticsearch", case) for case in LONG}
 
-#: The ways of `make test-all`: scans into files and objects, backlogs into what takes both.
+#: The ways of `make test-all`: both into files, scans into objects, backlogs into the others.
 #: ``CHANGEFEED_TESTS=all`` has all of them, which takes some minutes more.
-USUAL = ("files-scan", "s3-scan", "kafka-lanes", "webhook-lanes", "elasticsearch-lanes")
+USUAL = (
+    "files-scan",
+    "files-lanes",
+    "s3-scan",
+    "kafka-lanes",
+    "webhook-lanes",
+    "elasticsearch-lanes",
+)
 
 WAYS = [
-    (kind, name, way)
-    for kind in MAKERS
-    for name, way in (("scan", as_scan), ("lanes", as_lanes))
-    if name == "scan" or kind not in SCANS
+    (kind, name, way) for kind in MAKERS for name, way in (("scan", as_scan), ("lanes", as_lanes))
 ]
 
 
@@ -276,9 +279,9 @@ def by_key(values: Values) -> dict[tuple[str, bytes | None], list[bytes | None]]
 def cases_of(kind: str, name: str) -> list[Case]:
     """The cases for a way to a target."""
     wanted: Sequence[str] = WRITING
-    if kind in SCANS and kind != "files":
+    if kind in FILES and kind != "files":
         wanted = STORED
-    elif kind not in SCANS and name == "scan":
+    elif kind not in FILES and name == "scan":
         wanted = [case for case in WRITING if case not in LONG]
     return [case for case in CASES if case.name in wanted or (kind, case.name) == OUTAGE_OF_STORES]
 

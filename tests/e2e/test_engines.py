@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -269,6 +270,36 @@ def test_files_have_the_same_rows_by_either_engine(
             rows[engine] = sorted(file_rows(out))
     assert len(rows["driver"]) == 1500
     assert rows["spark"] == rows["driver"]
+
+
+@pytest.mark.extended
+def test_a_backlog_into_files_is_the_backlog_of_the_node(
+    tmp_path: Path, postgres: Database, spark_engine: NodeSpark, jobs: list[list[TaskResult]]
+) -> None:
+    """The same lines, and by the names of the files each key in the order of the log."""
+    postgres.execute(TYPES)
+    found: dict[str, dict[str, list[bytes]]] = {}
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(shop=postgres.uri)
+        for engine in ("driver", "spark"):
+            feeds.execute(
+                f"CREATE CHANGEFEED {engine} FOR t INTO "
+                f"'file://{tmp_path / engine}?file_size=40kB&flush_interval=0s' "
+                f"WITH engine = '{engine}', updated, diff, initial_scan = 'no'"
+            )
+            feeds.execute(f"PAUSE CHANGEFEED {engine}")
+        for change in MORE_CHANGES:
+            postgres.execute(change)
+        for engine in ("driver", "spark"):
+            feeds.execute(f"RESUME CHANGEFEED {engine}")
+            feeds.sync(engine)
+            found[engine] = defaultdict(list)
+            for path in sorted(visible_files(tmp_path / engine), key=lambda path: path.name):
+                for line in path.read_bytes().splitlines():
+                    found[engine][json.dumps(json.loads(line)["key"])].append(line)
+    assert any(len(job) > 1 for job in jobs), "several lanes have rows of the table"
+    assert sum(map(len, found["driver"].values())) > 1_500
+    assert found["spark"] == found["driver"]
 
 
 def over(feeds: Feeds, name: str) -> bool:

@@ -132,7 +132,7 @@ class LaneTask(LaneDelivery):
     def _given(self, number: int) -> Iterator[LaneRows | Watermark]:
         ((schema, _),) = self.versions.items()
         for rows in self.parts[number].halves(number):
-            yield LaneRows(rows, schema, frozenset(), self.bounds[schema.table])
+            yield LaneRows(rows, schema, frozenset())
         yield Watermark((schema.table,), self.upto)
 
     def messages(self, part: LaneRows) -> pa.Table:

@@ -23,7 +23,7 @@ from changefeed.feeds.lanes import DeliveryForm, LaneDelivery, lane_of
 from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
 from changefeed.log import LogReader, LogSettings, LogWriter
 from changefeed.scan.admission import WorkerAdmission
-from sinks.base import Batch, Durability, Epoch, Receipt, Sink, SinkContext, Target
+from sinks.base import Batch, CommitPace, Durability, Epoch, Receipt, Sink, SinkContext, Target
 from tests.helpers.log_samples import Row, batch, flush, narrow
 from tests.helpers.waiting import until
 
@@ -39,6 +39,7 @@ class Written:
     gate: WorkerAdmission
     promise: Durability = Durability.DURABLE
     error: ChangefeedError | None = None
+    pace: CommitPace = field(default_factory=CommitPace)
     calls: list[str] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     committed: list[Receipt] = field(default_factory=list)
@@ -50,6 +51,9 @@ class Written:
     def open(self, context: SinkContext) -> None:
         self._told("open")
 
+    def pacing(self) -> CommitPace:
+        return self.pace
+
     def write(self, batch: Batch) -> Receipt:
         self._told("write")
         if self.error is not None:
@@ -59,7 +63,7 @@ class Written:
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         self._told("commit")
-        assert [r.partition for r in receipts] == list(range(len(receipts)))
+        assert len({r.partition for r in receipts}) == 1, "a lane is a partition"
         self.committed += receipts
         return self.promise
 
@@ -160,6 +164,20 @@ def test_lanes_deliver_each_row_once_and_each_key_in_one_lane(
     assert sorted(walls["a"]) == list(range(1001, 1601))
     assert sorted(walls["b"]) == list(range(1501, 1601)), "each table above its own bound"
     assert len(lane_of_key) == 80 and all(len(found) == 1 for found in lane_of_key.values())
+
+
+def test_a_lane_of_files_commits_when_they_are_large_enough(
+    log: LogWriter, gate: WorkerAdmission, tmp_path: Path
+) -> None:
+    """And names its number and the beginning of the range, which are the same in every attempt."""
+    sink = Written(gate, pace=CommitPace(bytes=1_000))
+    done = lanes(tmp_path, gate, sink)(1, lambda rows, size: None)
+    whole = sum(d.bytes for d in done)
+    assert sum(r.bytes for r in sink.committed) == whole
+    assert 1 < sink.calls.count("commit") <= whole // 1_000 + 1
+    assert sink.calls[-2:] == ["commit", "close"]
+    named = {(b.target.table.name, b.partition, b.after) for b in sink.batches}
+    assert named == {("a", 1, BEGIN), ("b", 1, Timestamp(1500))}
 
 
 def test_a_lane_out_of_a_file_delivers_what_it_delivers_out_of_the_log(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -17,7 +18,7 @@ from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.spark.session import NodeSpark
-from sinks.base import Capabilities, Durability, Epoch, Receipt, Sink, Target
+from sinks.base import Capabilities, Durability, Epoch, Receipt, Sink, SinkContext, Target
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -104,6 +105,23 @@ class UnreachableSink:
         self.closed = True
 
 
+@dataclass
+class ClosedSink:
+    """Notes whether it was closed."""
+
+    capabilities = Capabilities()
+    closed: bool = False
+
+    def open(self, context: SinkContext) -> None:
+        assert not self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+
+EMPTY = SinkContext(feed="f", job_id=1, targets=(), options={}, node="n")
+
+
 def test_a_sink_that_could_not_be_opened_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,3 +135,24 @@ def test_a_sink_that_could_not_be_opened_is_closed(
         session.open()
     session.close()
     assert sink.closed
+
+
+def test_after_a_job_that_failed_another_sink_delivers_and_the_scan_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ClosedSink] = []
+
+    def prepared(*, scan: bool) -> ClosedSink:
+        made.append(ClosedSink())
+        return made[-1]
+
+    catalog = cast(Catalog, SimpleNamespace(directory=str(tmp_path)))
+    feed = SimpleNamespace(tables={}, options={})
+    session = SinkSession(catalog, cast(Feed, feed), "node", cast(NodeSpark, None))
+    monkeypatch.setattr(session, "_prepared", prepared)
+    monkeypatch.setattr(session, "context", lambda *, scan=False: EMPTY)
+    first, scan = session.open(), session.for_scan({})
+    session.renew()
+    assert [sink.closed for sink in made] == [True, False]
+    assert session.open() is not first
+    assert session.for_scan({}) is scan
