@@ -21,6 +21,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from changefeed.catalog import Catalog, Job, Status, TableState
+from changefeed.catalog.sealing import STATE_KEY_VARIABLE, require_reference
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span
 from changefeed.core.events import ClientRow, StreamRow
@@ -88,6 +89,8 @@ from sinks.registry import offers as sink_schemes
 from sinks.registry import parameters as sink_parameters
 
 __all__ = [
+    "STATE_KEY_VARIABLE",
+    "require_reference",
     "Brief",
     "Cell",
     "CONNECTION_OPTIONS",

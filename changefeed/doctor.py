@@ -104,7 +104,9 @@ class _Examination:
         yield _ok(MACHINE, "Spark", f"Java {java.major} was found ({java.found_by})")
 
     def state(self) -> Iterator[Row]:
-        yield _ok(STATE, "", f"{self._catalog.shown} was opened")
+        key = self._catalog.key
+        how = f"; its secrets are encrypted by key {key}" if key else ""
+        yield _ok(STATE, "", f"{self._catalog.shown} was opened{how}")
         root = self._layout.root
         if not root.is_dir():
             return

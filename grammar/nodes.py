@@ -342,6 +342,11 @@ class DropUser(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AlterStateRotateKey(Statement):
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowUsers(Inquiry):
     span: Span | None = _span()
 

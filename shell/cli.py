@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -97,6 +98,38 @@ def _properties(
         return tuple(parse_property(text) for text in value)
     except ChangefeedError as error:
         raise click.BadParameter(f"{error.message}; {error.hint}", context, parameter) from error
+
+
+def _reference(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    from changefeed.api import require_reference
+
+    try:
+        return require_reference(value)
+    except ChangefeedError as error:
+        raise click.BadParameter(f"{error.message}; {error.hint}", context, parameter) from error
+
+
+def _key_option(command: F) -> F:
+    """``--state-key``, for this process and its children, each of which opens the state."""
+
+    @functools.wraps(command)
+    def keyed(*args: Any, state_key: str | None, **given: Any) -> Any:
+        if state_key is not None:
+            from changefeed.api import STATE_KEY_VARIABLE
+
+            os.environ[STATE_KEY_VARIABLE] = state_key
+        return command(*args, **given)
+
+    option = click.option(
+        "--state-key",
+        metavar="REFERENCE",
+        callback=_reference,
+        help="Where the key is that encrypts the secrets of the state: ${file:/path}, ${env:NAME} "
+        "or ${exec:command} (default: $CHANGEFEED_STATE_KEY, else they are not encrypted).",
+    )
+    return cast(F, option(keyed))
 
 
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
@@ -194,6 +227,7 @@ def _place_options(command: F) -> F:
             help="Where the state is: a directory, or a postgresql:// URL "
             "(default: $CHANGEFEED_STATE, else the user's data folder).",
         ),
+        _key_option,
     ):
         command = option(command)
     return command
@@ -491,10 +525,12 @@ def dataset(
     context.exit(compare_dataset(config, extract, date, spark))
 
 
-#: ``--state`` behind a command, where it wins over the one before it.
-_state_option = click.option(
-    "--state", metavar="DIR|URL", help="Where the state is (default: as above)."
-)
+def _state_option(command: F) -> F:
+    """``--state`` behind a command, where it wins over the one before it, and its key."""
+    place = click.option(
+        "--state", metavar="DIR|URL", help="Where the state is (default: as above)."
+    )
+    return place(_key_option(command))
 
 
 def _state_of(context: click.Context, state: str | None) -> str:

@@ -8,6 +8,7 @@
                           +--------------------------------+
     tables.py     the layout; model.py and rows.py: its rows as objects
     database.py   transactions, the change counter, who writes when
+    sealing.py    what is encrypted, and by which key
     upgrades.py   the steps that bring a state of an earlier release to the layout
     connections, schemas, sources, jobs, progress, claims, leases, questions, history, users
                   one part of the Catalog each, with the rules about its rows
@@ -102,6 +103,7 @@ class Catalog(
         clock: Clock | None = None,
         directory: Path | None = None,
         must_exist: bool = False,
+        key: str | None = None,
     ) -> Catalog:
         """Open or make the state at a directory or ``postgresql://`` URL.
 
@@ -112,12 +114,22 @@ class Catalog(
             directory: where log and spool go. A local state is its own; for one on
                 PostgreSQL the user's data folder when not given.
             must_exist: do not make a state where there is none.
+            key: a reference to the keys of the state; when not given, CHANGEFEED_STATE_KEY.
 
         Raises:
-            ChangefeedError: CF6001 not reachable or not there, CF6002 of another version, CF1201 no
-                place a state can be.
+            ChangefeedError: CF6001 not reachable or not there, CF6002 of another version, CF6008
+                its key is missing, CF1201 no place a state can be.
         """
-        return cls(Database.open(state, directory, must_exist=must_exist), clock)
+        return cls(Database.open(state, directory, must_exist=must_exist, key=key), clock)
+
+    @property
+    def key(self) -> str | None:
+        """The fingerprint of the key that its secrets are encrypted by; None: they are not."""
+        return self._database.sealer.current
+
+    def rotate_key(self) -> tuple[str, int]:
+        """See :meth:`changefeed.catalog.database.Database.rotate_key`."""
+        return self._database.rotate_key()
 
     @property
     def state_id(self) -> str:

@@ -29,6 +29,7 @@ from sqlalchemy import (
     Table,
     and_,
     create_engine,
+    delete,
     event,
     func,
     insert,
@@ -42,10 +43,12 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 
 from changefeed.catalog import tables, upgrades
+from changefeed.catalog.sealing import SEALERS, Sealer, place_of_keys
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
+from changefeed.core.telemetry import log
 from changefeed.core.uri import redact
 
 #: How long a write waits for another process's write, seconds.
@@ -72,6 +75,9 @@ POLL_SECONDS = 0.1
 
 #: Advisory lock of the writers of a PostgreSQL state: any fixed number that no other program uses.
 _WRITERS = 0x6368616E67656665
+
+#: Key of ``meta`` whose value is the fingerprint of the key that secrets are encrypted by.
+_KEY = "key"
 
 #: No letters that need quoting in a name at a source, no look-alikes.
 _ID_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
@@ -140,9 +146,12 @@ class Database:
         directory: Path,
         home: Path | None = None,
         must_exist: bool = False,
+        key: str | None = None,
     ) -> None:
-        """``home``: the directory of a SQLite state; ``must_exist``: do not make a state."""
+        """``home``: the directory of a SQLite state; ``must_exist``: do not make a state; ``key``:
+        where its keys are."""
         self._engine = engine
+        self._sealer = SEALERS[engine.dialect] = Sealer(shown, key)
         self._writer = engine.execution_options(changefeed_write=True)
         # Threads of one process queue here, not in SQLite's busy handler, which sleeps.
         self._turns = WriterTurns()
@@ -157,7 +166,9 @@ class Database:
         self._path = str(StateLayout(home).database) if home is not None else None
         self._file = _identity(self._path) if self._path is not None else None
         try:
-            self.state_id = self._prepare(must_exist=must_exist)
+            self.state_id, sealed = self._prepare(must_exist=must_exist)
+            if sealed:
+                self._scrub()
         except BaseException:
             engine.dispose()
             raise
@@ -179,6 +190,7 @@ class Database:
         busy_seconds: float = BUSY_SECONDS,
         *,
         must_exist: bool = False,
+        key: str | None = None,
     ) -> Database:
         """Open or make the state ``DIR`` or ``postgresql://...``.
 
@@ -186,12 +198,15 @@ class Database:
             directory: where log and spool files go; a local state is its own.
             busy_seconds: how long a SQLite state is waited for that another process locks.
             must_exist: do not make a state where there is none.
+            key: where the keys are that secrets are encrypted by; None: where
+                CHANGEFEED_STATE_KEY says, if it is set. A state that is not encrypted is by now.
 
         Raises:
             ChangefeedError: CF6001 not reachable or not there, CF6002 of a version that cannot be
-                upgraded, or newer,
+                upgraded, or newer, CF6008 its key is missing or another one,
                 CF1201 a URL that is neither.
         """
+        key = place_of_keys(key)
         text_ = str(state)
         if "://" not in text_:
             home = Path(text_).expanduser().absolute()
@@ -205,6 +220,7 @@ class Database:
                 directory=directory or home,
                 home=home,
                 must_exist=must_exist,
+                key=key,
             )
         if text_.partition("://")[0] not in ("postgresql", "postgres"):
             raise ChangefeedError(
@@ -214,7 +230,11 @@ class Database:
             )
         engine = _postgres(text_)
         database = cls(
-            engine, shown=redact(text_), directory=directory or Path(), must_exist=must_exist
+            engine,
+            shown=redact(text_),
+            directory=directory or Path(),
+            must_exist=must_exist,
+            key=key,
         )
         if directory is None:
             database.directory = user_data_path("changefeed", appauthor=False) / database.state_id
@@ -245,6 +265,9 @@ class Database:
             with connection.begin():
                 if connection.dialect.name == "postgresql":
                     connection.execute(_take_turn())
+                if notify:
+                    # Only such writes have secrets, and the key may have been replaced since.
+                    self._sealer.follow(_noted(connection, _KEY))
                 yield connection
                 if notify:
                     number = tables.change.c.number
@@ -320,8 +343,101 @@ class Database:
             raise self._damaged()
         return os.stat(self._path).st_size
 
-    def _prepare(self, *, must_exist: bool) -> str:
-        """Make the tables of a new state, or upgrade an old one; returns its id."""
+    @property
+    def sealer(self) -> Sealer:
+        """Seals what has no column of its own."""
+        return self._sealer
+
+    def rotate_key(self) -> tuple[str, int]:
+        """Encrypt all secrets by the first of the keys, which are read again; returns its
+        fingerprint and the number of values, 0 if it was in use already.
+
+        Raises:
+            ChangefeedError: CF6008, CF1208 there is no key, or a value has one that is not given.
+        """
+        first = self._sealer.first()
+        with self.write() as connection:
+            count = 0
+            if self._sealer.current != first:
+                count = self._seal_all(connection, first)
+        # Also if it was in use already: an earlier statement may have ended before this.
+        self._scrub()
+        return first, count
+
+    def _seal_all(self, connection: Connection, fingerprint: str) -> int:
+        """Seal every secret by this key, and note it as the state's."""
+        count = 0
+        kept = self._sealer.open(_noted(connection, tables.LOG_PLACE) or "")
+        found = [
+            (column, list(connection.execute(select(*column.table.primary_key, column))))
+            for column in tables.SEALED
+        ]
+        self._sealer.follow(fingerprint)
+        for column, rows in found:
+            (key,) = column.table.primary_key
+            for row in rows:
+                if row[1] is not None:
+                    where = column.table.update().where(key == row[0])
+                    connection.execute(where.values({column.name: row[1]}))
+                    count += 1
+        if kept:
+            place = tables.meta.c.key == tables.LOG_PLACE
+            sealed = self._sealer.seal(kept)
+            connection.execute(update(tables.meta).where(place).values(value=sealed))
+            count += 1
+        connection.execute(delete(tables.meta).where(tables.meta.c.key == _KEY))
+        connection.execute(insert(tables.meta).values(key=_KEY, value=fingerprint))
+        return count
+
+    def _take_key(self, connection: Connection, found: dict[str, str], *, new: bool) -> bool:
+        """Use the key that the state is encrypted by; returns whether it is by now only.
+
+        Raises:
+            ChangefeedError: CF6008.
+        """
+        self._sealer.follow(found.get(_KEY))
+        if _KEY in found or not self._sealer.has_keys:
+            return False
+        first = self._sealer.first()
+        now = self.clock.now().wall if self._home is not None else server_time(connection)
+        living = upgrades.living_nodes(connection, now)
+        if living:
+            raise ChangefeedError(
+                Code.STATE_KEY_NOT_USABLE,
+                f"state {self.shown} is not encrypted and is to be, but nodes without the key use "
+                f"it: {living}",
+                hint="stop these nodes, then start them with the key.",
+            )
+        self._seal_all(connection, first)
+        if not new:
+            log.info("state %s: its secrets are encrypted by key %s from now on", self.shown, first)
+        return not new
+
+    def _scrub(self) -> None:
+        """Leave nothing of what was overwritten in the file of the state and beside it."""
+        if self._home is None:
+            return
+        database = StateLayout(self._home).database
+        raw = self._engine.raw_connection()
+        with self._reported(), self._turns.take():
+            try:
+                driver: Any = raw.dbapi_connection
+                driver.execute("VACUUM")
+                (busy, *_) = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                raw.close()
+        copies = sorted(file.name for file in database.parent.glob(f"{database.name}.format-*"))
+        if busy:
+            copies.append(f"{database.name}-wal")
+        if copies:
+            log.warning(
+                "state %s: %s may still have secrets as they were before", self.shown,
+                ", ".join(copies),
+            )  # fmt: skip
+
+    def _prepare(self, *, must_exist: bool) -> tuple[str, bool]:
+        """Make the tables of a new state, or upgrade an old one; returns its id, and whether it was
+        encrypted just now."""
         with self._reported(), self._turns.take(), self._writer.connect() as connection:
             with connection.begin():
                 if connection.dialect.name == "postgresql":
@@ -335,6 +451,9 @@ class Database:
                         schema = CreateSchema(tables.POSTGRES_SCHEMA, if_not_exists=True)
                         connection.execute(schema)
                     _create(connection)
+                    new = True
+                else:
+                    new = False
                 found = _meta(connection)
                 if not upgrades.readable(found):
                     upgrades.upgrade(
@@ -346,7 +465,8 @@ class Database:
                         else server_time(connection),
                         file=StateLayout(self._home).database if self._home is not None else None,
                     )
-        return found["state_id"]
+                sealed = self._take_key(connection, found, new=new)
+        return found["state_id"], sealed
 
     def _damaged(self) -> ChangefeedError:
         """CF6001, without the driver's text: it quotes what the file has, secrets too."""
@@ -462,6 +582,12 @@ def _create(connection: Connection) -> None:
     ]
     connection.execute(insert(tables.meta), rows)
     connection.execute(insert(tables.change).values(id=1, number=1))
+
+
+def _noted(connection: Connection, key: str) -> str | None:
+    query = select(tables.meta.c.value).where(tables.meta.c.key == key)
+    found: str | None = connection.execute(query).scalar_one_or_none()
+    return found
 
 
 def _meta(connection: Connection) -> dict[str, str]:

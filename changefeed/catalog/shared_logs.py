@@ -31,9 +31,6 @@ _note = tables.log_note
 #: In place of the ledger of a log that is on a node's disk, and is to be moved.
 UNMOVED = ""
 
-#: Key of ``meta`` whose value is the address of the shared logs; may hold secrets.
-_PLACE = "log"
-
 #: Key of ``meta`` whose value is :attr:`SharedLogs.lease_seconds`.
 _LEASE = "lease"
 
@@ -47,7 +44,8 @@ class SharedLogs(CatalogPart):
     @property
     def log_place(self) -> str | None:
         """The address of the shared logs of this state; None: logs are in the nodes' folders."""
-        return self._noted(_PLACE)
+        found = self._noted(tables.LOG_PLACE)
+        return None if found is None else self._database.sealer.open(found)
 
     def _noted(self, key: str) -> str | None:
         with self._database.read() as transaction:
@@ -60,12 +58,13 @@ class SharedLogs(CatalogPart):
         are on a node's disk until that node has registered them (:meth:`unmoved_logs`).
         """
         with self._database.write() as transaction:
-            known = delete(tables.meta).where(tables.meta.c.key == _PLACE)
+            known = delete(tables.meta).where(tables.meta.c.key == tables.LOG_PLACE)
             if not transaction.execute(known).rowcount:
                 names = transaction.execute(select(tables.source_state.c.name)).scalars().all()
                 for name in names:
                     transaction.execute(insert(_ledger).values(source=name, ledger=UNMOVED))
-            transaction.execute(insert(tables.meta).values(key=_PLACE, value=address))
+            sealed = self._database.sealer.seal(address)
+            transaction.execute(insert(tables.meta).values(key=tables.LOG_PLACE, value=sealed))
 
     def forget_log_place(self, leases: Sequence[SourceLease]) -> list[str]:
         """Keep the logs of this state in its node's folder from now on; returns the objects that no
@@ -85,7 +84,7 @@ class SharedLogs(CatalogPart):
                 objects += transaction.execute(found).scalars()
             for table in (_tail, _object, _ledger, _note):
                 transaction.execute(delete(table))
-            transaction.execute(delete(tables.meta).where(tables.meta.c.key == _PLACE))
+            transaction.execute(delete(tables.meta).where(tables.meta.c.key == tables.LOG_PLACE))
         return objects
 
     @property

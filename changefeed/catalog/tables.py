@@ -38,6 +38,7 @@ from changefeed.catalog.model import (
     TableState,
 )
 from changefeed.catalog.rows import CaptureNews, RateWindow
+from changefeed.catalog.sealing import SEALERS
 from changefeed.core.clock import Timestamp
 from changefeed.core.delays import Delays
 from changefeed.core.partition import Partition
@@ -84,6 +85,25 @@ class _TextForm(TypeDecorator[Any]):
         return lambda value: empty if value is None or value == nothing else read(value)
 
 
+class _SealedForm(_TextForm):
+    """One that is encrypted where the state has a key (sealing.py)."""
+
+    cache_ok = True
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], str | None]:
+        write, sealer = super().bind_processor(dialect), SEALERS[dialect]
+
+        def seal(value: Any) -> str | None:
+            written = write(value)
+            return None if written is None else sealer.seal(written)
+
+        return seal
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[str | None], Any]:
+        read, sealer = super().result_processor(dialect, coltype), SEALERS[dialect]
+        return lambda value: read(None if value is None else sealer.open(value))
+
+
 def _listed(values: Sequence[str]) -> str:
     return json.dumps(list(values))
 
@@ -100,6 +120,7 @@ def _as_written(values: Mapping[str, str]) -> str:
     return json.dumps(dict(values))
 
 
+_SEALED = _SealedForm()
 _STAMP = _TextForm(str, Timestamp.parse)
 _LIST = _TextForm(_listed, _list_of)
 _REPAIR = _TextForm(RowRepair.to_json, RowRepair.from_json, nothing="")
@@ -142,11 +163,18 @@ def _job_id(*, primary_key: bool = False) -> Column[int]:
 
 meta = Table("meta", metadata, Column("key", Text, primary_key=True), _text("value"))
 
+#: Key of ``meta`` whose value is the address of the shared logs; may hold secrets, and is sealed.
+LOG_PLACE = "log"
+
 #: One row. ``number`` rises with every change a node or another shell must notice.
 change = Table("change", metadata, Column("id", Integer, primary_key=True), _count("number"))
 
 connection = Table(
-    "connection", metadata, Column("name", Text, primary_key=True), _text("uri"), _ns("created")
+    "connection",
+    metadata,
+    Column("name", Text, primary_key=True),
+    _typed("uri", _SEALED),
+    _ns("created"),
 )
 
 table_schema = Table(
@@ -239,9 +267,9 @@ job = Table(
     Column("id", _Id, primary_key=True),
     _text("name"),
     _text("source"),
-    _text("sink_uri", null=True),
+    _typed("sink_uri", _SEALED, null=True),
     _typed("targets", _LIST),
-    _typed("options", _TextForm(_as_written, json.loads)),
+    _typed("options", _SealedForm(_as_written, json.loads)),
     _text("statement"),
     _typed("status", _TextForm(str, Status)),
     _typed("wanted", _TextForm(str, DesiredStatus)),
@@ -432,7 +460,7 @@ question = Table(
     metadata,
     Column("id", Text, primary_key=True),
     _text("kind"),
-    _text("body"),
+    _typed("body", _SEALED),
     _ns("asked"),
     _text("node", null=True),
     _text("answer", null=True),
@@ -454,3 +482,11 @@ event = Table(
     sqlite_autoincrement=True,
 )
 Index("event_job", event.c.job_id, event.c.id)
+
+#: The columns whose values are encrypted where the state has a key.
+SEALED = tuple(
+    column
+    for table in metadata.sorted_tables
+    for column in table.columns
+    if isinstance(column.type, _SealedForm)
+)

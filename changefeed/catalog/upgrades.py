@@ -152,8 +152,8 @@ def _refused(shown: str, has: str) -> ChangefeedError:
     )
 
 
-def _refuse_nodes(connection: Connection, shown: str, has: int, now: int) -> None:
-    """Raise while a node lives that could not go on after the upgrade."""
+def living_nodes(connection: Connection, now: int) -> str:
+    """The nodes that use the state, as they are shown; empty if there are none."""
     node, ttl = tables.node.c, int(NODE_TTL * 1e9)
     # These columns alone: an earlier format may not have the others.
     rows = connection.execute(
@@ -162,8 +162,12 @@ def _refuse_nodes(connection: Connection, shown: str, has: int, now: int) -> Non
         )
     )
     living = [row for row in rows if not has_ended(row.pid, row.host)]
-    if living:
-        names = ", ".join(f"{row.id} (version {row.version}, {row.host})" for row in living)
+    return ", ".join(f"{row.id} (version {row.version}, {row.host})" for row in living)
+
+
+def _refuse_nodes(connection: Connection, shown: str, has: int, now: int) -> None:
+    """Raise while a node lives that could not go on after the upgrade."""
+    if names := living_nodes(connection, now):
         raise ChangefeedError(
             Code.STATE_OF_ANOTHER_VERSION,
             f"state {shown} has format {has} and is to be upgraded to {tables.FORMAT}, "

@@ -353,6 +353,13 @@ class Code(StrEnum):
         "certificate or key cannot be used",
         "give files in PEM form that belong together to --http-cert and --http-key.",
     )
+    STATE_KEY_NOT_USABLE = (
+        "CF6008",
+        _RETRY,
+        Scope.NODE,
+        "the key of the state is missing or cannot be used",
+        "give the key that the state is encrypted by: --state-key '${file:/path}'.",
+    )
 
     # 90xx: faults of our own
     INTERNAL_ERROR = (

@@ -10,10 +10,10 @@ import datetime as dt
 import hashlib
 import hmac
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote, urlsplit
-
-from changefeed.core.stores import S3Keys
 
 #: How long a URL is good for: Amazon's limit is seven days.
 SECONDS = 24 * 3600
@@ -34,21 +34,23 @@ class S3Signer:
     endpoint: str = ""
 
     @classmethod
-    def of(cls, keys: S3Keys) -> S3Signer | None:
-        """With the keys of an address, else of the environment; None without a key."""
+    def of(cls, arguments: Mapping[str, Any]) -> S3Signer | None:
+        """With the keys of a client's arguments (:func:`changefeed.core.stores.connect`), else of
+        the environment; None without a key, and for a role."""
 
-        def one(given: str, name: str) -> str:
-            return given or os.environ.get(name, "")
+        def one(name: str, variable: str) -> str:
+            return str(arguments.get(name) or os.environ.get(variable, ""))
 
-        key = one(keys.access_key, "AWS_ACCESS_KEY_ID")
-        if not key:
+        key = one("access_key", "AWS_ACCESS_KEY_ID")
+        if not key or "role_arn" in arguments:
             return None
+        server = arguments.get("endpoint_override")
         return cls(
             key,
-            one(keys.secret_key, "AWS_SECRET_ACCESS_KEY"),
-            one(keys.session_token, "AWS_SESSION_TOKEN"),
-            one(keys.region, "AWS_REGION") or "us-east-1",
-            "://".join(keys.endpoint or ()),
+            one("secret_key", "AWS_SECRET_ACCESS_KEY"),
+            one("session_token", "AWS_SESSION_TOKEN"),
+            one("region", "AWS_REGION") or "us-east-1",
+            f"{arguments['scheme']}://{server}" if server else "",
         )
 
     def url(

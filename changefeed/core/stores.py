@@ -15,14 +15,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import lacking
+from changefeed.core.s3_urls import S3Signer
 from changefeed.core.settings import ParameterKind, Settings, group, invalid, read_base64, setting
 
+# Whatever only writes and reads needs no httpx.
 if TYPE_CHECKING:
+    import httpx
     from pyarrow import fs
 
 #: Schemes of the stores.
@@ -31,6 +35,9 @@ AZURE = ("azure", "azure-blob", "azure-storage")
 
 #: Seconds a client of S3 may take to connect.
 CONNECT_SECONDS = 5.0
+
+#: How long a URL is good for that deletes an object; clocks may differ.
+_DELETE_SECONDS = 900
 
 #: How long a login with a service account's key lasts at most: half of what Google gives a token.
 TOKEN_SECONDS = 1800.0
@@ -254,8 +261,14 @@ class StoreClient:
         *,
         lifetime: float = math.inf,
         clock: Clock = SYSTEM_CLOCK,
+        s3: Mapping[str, Any] | None = None,
     ) -> None:
-        """``lifetime``: how long a login lasts, seconds; see :func:`login_seconds`."""
+        """
+        Args:
+            lifetime: how long a login lasts, seconds; see :func:`login_seconds`.
+            s3: arguments of a client of S3: objects are removed with one request.
+        """
+        self._signer = None if s3 is None else S3Signer.of(s3)
         self._connect = connect
         self._lifetime = lifetime
         self._clock = clock
@@ -269,6 +282,30 @@ class StoreClient:
             if self._connected is None or self._clock.monotonic() > self._connected[1]:
                 self._connected = (self._connect(), self._clock.monotonic() + self._lifetime)
             return self._connected[0]
+
+    def delete(self, path: str) -> None:
+        """Remove an object; raises what the client raises."""
+        if self._signer is None or not self._is_deleted(self._signer, path):
+            self.system.delete_file(path)
+
+    def _is_deleted(self, signer: S3Signer, path: str) -> bool:
+        # pyarrow asks for the object first, and writes a marker of its folder afterwards, which
+        # costs what an upload does. What this cannot do, pyarrow tries, whose errors are reported.
+        import httpx
+
+        bucket, _, key = path.partition("/")
+        now = self._clock.now().datetime()
+        url = signer.url(bucket, key, now, seconds=_DELETE_SECONDS, method="DELETE")
+        try:
+            return self._http.delete(url).is_success
+        except httpx.HTTPError:
+            return False
+
+    @cached_property
+    def _http(self) -> httpx.Client:
+        import httpx
+
+        return httpx.Client(timeout=CONNECT_SECONDS)
 
 
 def login_seconds(arguments: Mapping[str, Any]) -> float:

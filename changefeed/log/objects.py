@@ -11,20 +11,17 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from pyarrow import fs
 
-from changefeed.core.clock import SYSTEM_CLOCK
 from changefeed.core.durable import UNFINISHED, sync_path
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.s3_urls import S3Signer
 from changefeed.core.settings import invalid
 from changefeed.core.stores import (
-    CONNECT_SECONDS,
     StoreClient,
     StoreLogin,
     connect,
@@ -32,10 +29,6 @@ from changefeed.core.stores import (
     store_problem,
 )
 from changefeed.core.telemetry import log
-
-# A node that only appends needs none.
-if TYPE_CHECKING:
-    import httpx
 
 #: Of the client of S3.
 _LIMITS: Final[dict[str, Any]] = {
@@ -48,9 +41,6 @@ if int(pa.__version__.partition(".")[0]) >= 21:
 
 #: What the clients raise.
 _FAILED: Final = (OSError, pa.ArrowException)
-
-#: How long a URL is good for that deletes an object; clocks may differ.
-_DELETE_SECONDS: Final = 900
 
 _HINT: Final = (
     "write s3://bucket/folder, gs://bucket/folder, azure://container/folder or a directory that "
@@ -83,16 +73,17 @@ class ObjectStore:
         self.address = address
         self._client = StoreClient(fs.LocalFileSystem)
         self._local = address.startswith("/")
-        self._signer: S3Signer | None = None
         if self._local:
             self._root = self.shown = address.rstrip("/")
         else:
             settings = LogStoreSettings.read(address)
             scheme, arguments = settings.uri.scheme, settings.arguments
             client = partial(connect, scheme, arguments, **_LIMITS)
-            if scheme == "s3" and not settings.role:
-                self._signer = S3Signer.of(settings.s3)
-            self._client = StoreClient(client, lifetime=login_seconds(arguments))
+            self._client = StoreClient(
+                client,
+                lifetime=login_seconds(arguments),
+                s3=arguments if scheme == "s3" else None,
+            )
             self._root = f"{settings.uri.host}/{settings.uri.path.strip('/')}".rstrip("/")
             self.shown = f"{settings.uri.scheme}://{self._root}"
 
@@ -171,31 +162,10 @@ class ObjectStore:
         """
         for name in names:
             with self._reported("written"):
-                if self._signer is not None and self._delete(self._signer, name):
-                    continue
                 try:
-                    self._system.delete_file(f"{self._root}/{name}")
+                    self._client.delete(f"{self._root}/{name}")
                 except FileNotFoundError:
                     continue
-
-    def _delete(self, signer: S3Signer, name: str) -> bool:
-        # pyarrow asks for the object first, and writes a marker of its folder afterwards, which
-        # costs what an upload does. What this cannot do, pyarrow tries, whose errors are reported.
-        import httpx
-
-        bucket, _, key = f"{self._root}/{name}".partition("/")
-        now = SYSTEM_CLOCK.now().datetime()
-        url = signer.url(bucket, key, now, seconds=_DELETE_SECONDS, method="DELETE")
-        try:
-            return self._http.delete(url).is_success
-        except httpx.HTTPError:
-            return False
-
-    @cached_property
-    def _http(self) -> httpx.Client:
-        import httpx
-
-        return httpx.Client(timeout=CONNECT_SECONDS)
 
     def discard(self, names: list[str]) -> None:
         """Remove objects that are no longer needed. Those that are left are removed by a later

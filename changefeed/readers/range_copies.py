@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ from changefeed.core.proofs import FileProof
 from changefeed.core.row_parts import put_part
 from changefeed.core.s3_urls import S3Signer
 from changefeed.core.schema import TableSchema
-from changefeed.core.stores import connect
+from changefeed.core.stores import StoreClient, connect
 from changefeed.readers.staged_rows import RowLocations
 from changefeed.readers.table_log import Range
 from changefeed.spark.staging_place import staging_place
@@ -118,7 +119,7 @@ class RangeCopies:
         """Remove what was staged; what cannot be removed now is removed a day later."""
         for name in names:
             with contextlib.suppress(*_FAILED):
-                self._store.system.delete_file(name)
+                self._store.delete(name)
 
     def close(self) -> None:
         with contextlib.suppress(*_FAILED):
@@ -135,14 +136,16 @@ class RangeCopies:
                 inner = info.path.removeprefix(f"{self._store.root}/")
                 old = (info.mtime_ns or oldest) < oldest
                 if info.type is fs.FileType.File and old and _OURS.match(inner):
-                    self._store.system.delete_file(info.path)
+                    self._store.delete(info.path)
 
 
 @dataclass(frozen=True)
 class _Store:
-    """A filesystem, the place in it, and how executors address a name in it."""
+    """A filesystem, what removes a file of it, the place in it, and how executors address a name in
+    it."""
 
     system: fs.FileSystem
+    delete: Callable[[str], None]
     root: str
     shown: str
     location: Callable[[str], str]
@@ -157,10 +160,12 @@ def _store(url: str, clock: Clock) -> _Store:
             hint="Python has no client of HDFS without Hadoop's native library.",
         )
     if place.s3 is None:
-        return _Store(fs.LocalFileSystem(), place.root, place.root, str)
+        local = fs.LocalFileSystem()
+        return _Store(local, local.delete_file, place.root, place.root, str)
     root = place.root.removeprefix("s3a://")
-    signer = S3Signer.of(place.s3)
-    system = connect("s3", place.s3.arguments)
+    signer = S3Signer.of(place.s3.arguments)
+    arguments = place.s3.arguments
+    client = StoreClient(partial(connect, "s3", arguments), clock=clock, s3=arguments)
 
     def location(name: str) -> str:
         if signer is None:
@@ -168,4 +173,4 @@ def _store(url: str, clock: Clock) -> _Store:
         bucket, _, key = name.partition("/")
         return signer.url(bucket, key, clock.now().datetime())
 
-    return _Store(system, root, place.root, location)
+    return _Store(client.system, client.delete, root, place.root, location)

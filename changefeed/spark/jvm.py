@@ -244,7 +244,14 @@ def _environment(launch: Launch, answer: Path) -> dict[str, str]:
 #: SPARK_HOME would put ``pyspark.zip`` on the workers' path (see internals/daemon.py) and another
 #: Spark's settings under ours; the others would point the new JVM at an older gateway.
 _NOT_INHERITED = frozenset(
-    {"SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"}
+    {
+        "SPARK_HOME",
+        "SPARK_CONF_DIR",
+        "PYSPARK_GATEWAY_PORT",
+        "PYSPARK_GATEWAY_SECRET",
+        # Only processes that open the state need its key.
+        "CHANGEFEED_STATE_KEY",
+    }
 )
 
 

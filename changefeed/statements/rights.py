@@ -44,6 +44,7 @@ LEAST: dict[type[nodes.Statement], Role] = {
     nodes.PauseChangefeed: _O,
     nodes.RenameChangefeed: _A,
     nodes.ResumeChangefeed: _O,
+    nodes.AlterStateRotateKey: _A,
     nodes.ShowAudit: _A,
     nodes.ShowCdc: _V,
     nodes.ShowChangefeed: _V,

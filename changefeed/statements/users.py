@@ -1,4 +1,7 @@
-"""CREATE, ALTER, DROP USER, SHOW USERS and SHOW AUDIT: who uses a node, and what was done."""
+"""CREATE, ALTER, DROP USER, SHOW USERS and SHOW AUDIT: who uses a node, and what was done.
+
+And ALTER STATE ROTATE KEY.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,18 @@ def drop_user(statement: nodes.DropUser, context: Context) -> Result:
         _known(statement.name, statement.name_span, context)
     notice = f'user "{statement.name}" does not exist, skipping'
     return Result("done", notices=[notice], tag="DROP USER")
+
+
+@handles(nodes.AlterStateRotateKey)
+def rotate_key(_statement: nodes.AlterStateRotateKey, context: Context) -> Result:
+    """ALTER STATE ROTATE KEY."""
+    key, count = context.catalog.rotate_key()
+    notice = (
+        f"{count} values are encrypted by key {key}"
+        if count
+        else f"key {key} is in use already: put the new key before it where the keys are"
+    )
+    return Result("done", notices=[notice], tag="ALTER STATE")
 
 
 @handles(nodes.ShowUsers)

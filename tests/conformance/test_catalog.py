@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, text
+from cryptography.fernet import Fernet
+from sqlalchemy import Connection, literal_column, select, text
 
 from changefeed.catalog import AnyLease, Catalog, LeaseLost, LogClaim
 from changefeed.catalog.model import (
@@ -24,6 +25,7 @@ from changefeed.catalog.model import (
     TableProgress,
     TableState,
 )
+from changefeed.catalog.tables import metadata
 from changefeed.core.clock import ManualClock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column, TableName, TableSchema
@@ -44,8 +46,8 @@ class State:
         self.clock = ManualClock(1_700_000_000_000_000_000)
         self._opened: list[Catalog] = []
 
-    def open(self) -> Catalog:
-        catalog = Catalog.open(self.place, clock=self.clock)
+    def open(self, key: str | None = None) -> Catalog:
+        catalog = Catalog.open(self.place, clock=self.clock, key=key)
         self._opened.append(catalog)
         return catalog
 
@@ -1231,3 +1233,44 @@ def test_a_process_that_stands_still_in_a_write_holds_up_no_other(postgres: Data
         assert taken is not None and taken.token == lease.token + 1
         frozen.register_node("n1", 1)
         assert [node.id for node in frozen.live_nodes()] == ["n1"]
+
+
+# ------------------------------------------------------------------------------- its key
+
+
+def _kept(catalog: Catalog) -> str:
+    """The connections and feeds as the database has them."""
+    columns = {"connection": "uri", "job": "sink_uri", "meta": "value"}
+    with catalog._database.read() as transaction:
+        return repr(
+            [
+                transaction.execute(
+                    select(literal_column(column)).select_from(metadata.tables[table])
+                ).all()
+                for table, column in columns.items()
+            ]
+        )
+
+
+def test_secrets_are_encrypted_by_a_key_that_can_be_replaced(state: State) -> None:
+    old, new = Fernet.generate_key().decode(), Fernet.generate_key().decode()
+    plain = state.open()
+    plain.create_connection("shop", URI)
+    plain.create_job(spec(sink="kafka://u:s3cret@h"))
+    assert "s3cret" in _kept(plain)
+    catalog = state.open(old)
+    catalog.set_log_place("s3://b?AWS_SECRET_ACCESS_KEY=s3cret")
+    assert "s3cret" not in _kept(catalog)
+    with pytest.raises(ChangefeedError, match="this process has no key"):
+        state.open()
+    with pytest.raises(ChangefeedError, match="this process has no key"):
+        plain.connection("shop")
+    both = state.open(f"{new},{old}")
+    _, count = both.rotate_key()
+    assert count == 4 and "s3cret" not in _kept(both)
+    with pytest.raises(ChangefeedError, match="encrypted by another key"):
+        state.open(old)
+    found = state.open(new)
+    assert found.connection("shop").uri == URI
+    assert found.job("f").sink_uri == "kafka://u:s3cret@h"
+    assert found.log_place == "s3://b?AWS_SECRET_ACCESS_KEY=s3cret"

@@ -10,9 +10,13 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.log.objects import ObjectStore
+from changefeed.readers.range_copies import RangeCopies
+from sinks.files.options import FilesSettings
+from sinks.files.sink import open_place
 from tests.services import stores
 from tests.services.http_faults import FaultyProxy, answer, cut
 from tests.services.s3 import S3Server
+from tests.unit.test_readers import scan_range
 
 STORES = pytest.mark.parametrize(
     "store",
@@ -131,3 +135,20 @@ def test_a_delete_that_is_refused_is_made_by_the_client(s3: S3Server) -> None:
             proxy.script.append(fault)
             store.remove(["a/b"])
             assert list(store.names("a")) == []
+
+
+def test_what_is_staged_is_removed_with_one_request(s3: S3Server, tmp_path: Path) -> None:
+    """Files of a sink, and copies of ranges for executors."""
+    rows = tmp_path / "rows"
+    rows.write_bytes(b"rows")
+    with FaultyProxy(s3.port, matching="/") as proxy:
+        uri = s3.uri(f"{s3.bucket(f'logs-{uuid.uuid4().hex[:8]}')}/x", port=proxy.port)
+        open_place(FilesSettings.read(uri).place).prepare(1, "0")
+        # An upload in parts comes first.
+        assert [request.method for request in proxy.seen] == ["POST", "PUT", "POST", "DELETE"]
+        copies = RangeCopies(uri)
+        _, names = copies.stage([scan_range(tmp_path, str(rows))])
+        proxy.seen.clear()
+        copies.remove(names)
+        assert [request.method for request in proxy.seen] == ["DELETE"]
+        assert list(ObjectStore(uri).names("")) == []

@@ -26,7 +26,6 @@ MACHINE_TIME = {
     "changefeed/http/server.py": "limits of sockets",
     "changefeed/feed_rows.py": "shows a person how late a row is",
     "changefeed/dataset/run.py": "measures a run, to show it",
-    "changefeed/log/objects.py": "signs a request with the time, which the store compares",
     "changefeed/sources/postgres/stream.py": "reports within the patience of the server",
     "changefeed/sources/postgres/transport.py": "limits of a socket",
     "changefeed/sources/postgres/wire.py": "tells the server the time, which it only shows",

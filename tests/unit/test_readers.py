@@ -391,6 +391,20 @@ def test_a_place_that_cannot_be_written_is_an_error(writer: LogWriter, tmp_path:
         RangeCopies("hdfs://namenode:8020/rows")
 
 
+def test_who_signs_is_in_the_address_or_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"access_key": "A", "secret_key": "S", "endpoint_override": "h:1", "scheme": "http"}
+    assert S3Signer.of(given) == S3Signer("A", "S", "", "us-east-1", "http://h:1")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    assert S3Signer.of({}) is None
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "E")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "X")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert S3Signer.of({}) == S3Signer("E", "X", "", "eu-west-1")
+    assert S3Signer.of({"role_arn": "arn:aws:iam::1:role/feeds"}) is None
+
+
 def test_files_that_may_not_be_read_are_an_error_that_names_the_way(
     writer: LogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

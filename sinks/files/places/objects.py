@@ -61,14 +61,15 @@ class ObjectPlace:
         way: str = PUT,
         marks: bool = False,
         lifetime: float = math.inf,
+        s3: Mapping[str, Any] | None = None,
     ) -> None:
         """``root`` is the path in the filesystem, ``address`` what stands before names in URLs.
 
         ``way`` says how a file gets its name: ``PUT``, or from ``.tmp`` by ``COPY`` or ``MOVE``.
         ``marks``: folders need an object of their own to be found. ``connect`` is called again
-        after ``lifetime`` seconds, for logins that end.
+        after ``lifetime`` seconds, for logins that end. ``s3``: see :class:`StoreClient`.
         """
-        self._client = StoreClient(connect, lifetime=lifetime, clock=clock)
+        self._client = StoreClient(connect, lifetime=lifetime, clock=clock, s3=s3)
         self._root = root
         self._address = address
         self._clock = clock
@@ -194,7 +195,7 @@ class ObjectPlace:
     def remove(self, names: Sequence[str]) -> None:
         for name in names:
             try:
-                self._system.delete_file(f"{self._root}/{name}")
+                self._client.delete(f"{self._root}/{name}")
             except FileNotFoundError:
                 continue
             except (*_FAILED, ChangefeedError):
@@ -257,6 +258,7 @@ def open_objects(
         way=_WAYS.get(spec.scheme, PUT),
         marks=lists and spec.scheme == "gs",
         lifetime=login_seconds(spec.arguments),
+        s3=spec.arguments if spec.scheme == "s3" else None,
     )
 
 
