@@ -1,19 +1,24 @@
-"""The opened state behind a shell: opened late or in the background, a node when one is needed."""
+"""What executes a shell's statements: a state that is opened here, late or in the background, with
+a node when one is needed; or a node elsewhere, over HTTP."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.loading import loading
+from changefeed.core.uri import redact
 from changefeed.spark.settings import SparkSettings
 from grammar import nodes
+from grammar.printer import to_sql
 
 if TYPE_CHECKING:
-    from changefeed.api import Interpreter, Session
+    from changefeed.api import Interpreter, Result, Session
     from changefeed.app import Application
+    from changefeed.http.client import RemoteNode
 
 
 class Backend:
@@ -93,6 +98,33 @@ class Backend:
         if self._session is None:
             raise AssertionError("the session is made with the state")
         return self._session
+
+    def check(self) -> None:
+        """Look at what ``--state`` and ``--source`` name, also where no statement follows.
+
+        Raises:
+            ChangefeedError: it is not there.
+        """
+        self.session  # noqa: B018
+
+    def execute(self, parsed: nodes.Statement, text: str) -> Result:
+        """Execute a statement in this process's session.
+
+        Raises:
+            ChangefeedError: it failed, or there is no state, or no node can start.
+        """
+        self.ready_for(parsed)
+        return self.interpreter.execute(text, self.session)
+
+    def about(self) -> list[tuple[str, str]]:
+        """State, node and source for a person."""
+        application = self.application
+        if application.is_node:
+            node = "in this shell"
+        else:
+            node = "elsewhere" if application.node_running() else "none (changefeed start runs one)"
+        source = self.interpreter.source_name(self.session)
+        return [("state", redact(self.state)), ("node", node), _named_source(source)]
 
     @property
     def opened(self) -> bool:
@@ -177,6 +209,66 @@ class Backend:
             opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()
+
+
+class RemoteBackend(Backend):
+    """A node elsewhere and this process's session on it; opens no state and starts nothing."""
+
+    def __init__(self, url: str, token: str, *, source: str | None = None) -> None:
+        """``token`` is a user's, or empty; ``source`` is what ``--source`` names."""
+        super().__init__(url, source=source)
+        self._token = token
+        self._remote: tuple[RemoteNode, Session] | None = None
+
+    def _connected(self) -> tuple[RemoteNode, Session]:
+        if self._remote is None:
+            with loading():
+                from changefeed.api import Session
+                from changefeed.http.client import RemoteNode
+
+            node, session = RemoteNode(self.state, self._token), Session()
+            if self._source is not None:
+                node.execute(to_sql(nodes.Use(self._source)), session)
+            self._remote = node, session
+        return self._remote
+
+    @property
+    def application(self) -> NoReturn:
+        """Refused: whatever asks for it needs more than statements."""
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            "this needs a state that the shell can open itself, and --url is a node elsewhere",
+            hint="use a statement, or run the shell with --state on the host of the node.",
+        )
+
+    @property
+    def session(self) -> Session:
+        """The session of this process: it goes with each request."""
+        return self._connected()[1]
+
+    def check(self) -> None:
+        """Ask the node whether it is there; see :meth:`Backend.check`."""
+        statement = nodes.ShowNodes()
+        self.execute(statement, to_sql(statement))
+
+    def execute(self, parsed: nodes.Statement, text: str) -> Result:
+        """Execute a statement at the node; see :meth:`Backend.execute`."""
+        node, session = self._connected()
+        endless = isinstance(parsed, nodes.CreateChangefeed) and parsed.sink is None
+        return node.execute(text, session, endless=endless)
+
+    def about(self) -> list[tuple[str, str]]:
+        """See :meth:`Backend.about`."""
+        return [("node", self.state), _named_source(self.session.source)]
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._remote is not None:
+            self._remote[0].close()
+
+
+def _named_source(source: str | None) -> tuple[str, str]:
+    return "source", source or "none (USE chooses one)"
 
 
 def _waits(statement: nodes.Statement) -> bool:

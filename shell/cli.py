@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 import click
 
@@ -161,6 +162,26 @@ def _duration(
         raise click.BadParameter(f"{error}; write 10s or 1m", context, parameter) from error
 
 
+def _url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """``http://host:port`` or ``https://..``, without a password."""
+    if value is None:
+        return None
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or parts.query or parts.fragment:
+        raise click.BadParameter("write http://host:port or https://host", context, parameter)
+    if parts.username is not None:
+        raise click.BadParameter(
+            "the token does not belong into the URL: set CHANGEFEED_TOKEN or give --token-file",
+            context,
+            parameter,
+        )
+    return value
+
+
 def _staging(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     if value:
         try:
@@ -250,6 +271,17 @@ def _place_options(command: F) -> F:
     help="How results are written (default: table on a terminal, else csv).",
 )
 @_place_options
+@click.option(
+    "--url",
+    metavar="URL",
+    callback=_url,
+    help="Run the statements at a node elsewhere, which serves this address by --http.",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    help="With --url: the file that has the user's token (default: $CHANGEFEED_TOKEN).",
+)
 @click.option("--source", metavar="NAME|URI", help="The source of unqualified table names.")
 @click.option(
     "--on-error",
@@ -275,6 +307,8 @@ def cli(
     staging: str | None,
     max_memory: int | None,
     max_disk: int | None,
+    url: str | None,
+    token_file: str | None,
     source: str | None,
     on_error: str,
     timing: bool,
@@ -285,9 +319,11 @@ def cli(
     place = StateChoice(state, spark, max_memory, max_disk)
     context.obj = place
     if context.invoked_subcommand is not None:
-        if commands or files:
-            raise click.UsageError(f"-c and -f do not go with {context.invoked_subcommand}")
+        for unwanted, flags in ((commands or files, "-c and -f do"), (url, "--url does")):
+            if unwanted:
+                raise click.UsageError(f"{flags} not go with {context.invoked_subcommand}")
         return
+    token = _token(url, token_file, place)
     # Loaded on use: --help and --version need nothing of it.
     with loading():
         from shell.open import Request, open_shell
@@ -307,9 +343,28 @@ def cli(
                 spark=place.spark,
                 max_memory=place.max_memory,
                 max_disk=place.max_disk,
+                url=url,
+                token=token,
             )
         )
     )
+
+
+def _token(url: str | None, file: str | None, place: StateChoice) -> str:
+    """The token of ``--url``: from a file or the environment, as every user of the machine sees the
+    command line."""
+    if url is None:
+        if file is not None:
+            raise click.UsageError("--token-file goes with --url")
+        return ""
+    if replace(place, spark=SparkSettings()) != StateChoice(None, SparkSettings()):
+        raise click.UsageError("--state, --max-memory and --max-disk do not go with --url")
+    if file is None:
+        return os.environ.get("CHANGEFEED_TOKEN", "").strip()
+    try:
+        return Path(file).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.FileError(file, getattr(error, "strerror", None) or "not a text") from error
 
 
 def _address(

@@ -181,8 +181,7 @@ class Client:
             self.diagnostics.note("nothing was dropped")
             return
         with self._waiting(text):
-            self.backend.ready_for(parsed)
-            result = self.backend.interpreter.execute(text, self.backend.session)
+            result = self.backend.execute(parsed, text)
         self.show(result)
         if result.failure is not None:
             # The rows say it all: only the exit status is left to set.

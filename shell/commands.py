@@ -153,21 +153,7 @@ def _again(client: Client, words: str) -> None:
 
 
 def _connection(client: Client, words: str) -> None:
-    from changefeed.core.uri import redact
-
-    backend = client.backend
-    application = backend.application
-    if application.is_node:
-        node = "in this shell"
-    else:
-        node = "elsewhere" if application.node_running() else "none (changefeed start runs one)"
-    source = backend.interpreter.source_name(backend.session)
-    lines = [
-        f"state   {redact(backend.state)}",
-        f"node    {node}",
-        f"source  {source or 'none (USE chooses one)'}",
-    ]
-    _say(client, "\n".join(lines))
+    _say(client, "\n".join(f"{name:<7} {value}" for name, value in client.backend.about()))
 
 
 _WATCH = re.compile(r"(\d+(?:\.\d+)?)s?(?:\s+|\Z)")

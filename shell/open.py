@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.settings import SparkSettings
-from shell.backend import Backend
+from shell.backend import Backend, RemoteBackend
 from shell.client import Client
 from shell.diagnostics import Diagnostics
 from shell.exits import Exit, ShellExit, StatementFailure, exit_status
@@ -34,6 +34,7 @@ class Request:
         go_on: after a failed statement.
         sure: do not ask before DROP.
         max_memory, max_disk: budgets in bytes of a node that runs here.
+        url, token: of a node elsewhere that runs the statements, in place of ``state``.
     """
 
     state: str
@@ -46,19 +47,15 @@ class Request:
     spark: SparkSettings | None = None
     max_memory: int | None = None
     max_disk: int | None = None
+    url: str | None = None
+    token: str = field(default="", repr=False)
 
 
 def open_shell(request: Request) -> Exit:
     """Run the scripts, or the prompt when there are none and input is a terminal."""
     end_cleanly()
     interactive = not request.inputs and sys.stdin.isatty()
-    backend = Backend(
-        request.state,
-        source=request.source,
-        spark=request.spark,
-        max_memory=request.max_memory,
-        max_disk=request.max_disk,
-    )
+    backend = _backend(request)
     form = request.format or (OutputFormat.TABLE if sys.stdout.isatty() else OutputFormat.CSV)
     settings = ShellSettings(
         format=form,
@@ -69,6 +66,12 @@ def open_shell(request: Request) -> Exit:
     diagnostics = Diagnostics(as_json=form.structured and not interactive)
     client = Client(backend, settings, diagnostics, local=_local, interactive=interactive)
     try:
+        if interactive and request.url is not None:
+            raise ChangefeedError(
+                Code.NOT_SUPPORTED,
+                "there is no prompt with --url yet",
+                hint="give statements with -c or -f, or by a pipe.",
+            )
         if interactive:
             # Loaded on use: prompt-toolkit takes a tenth of a second.
             from shell.repl.loop import run_prompt
@@ -80,6 +83,18 @@ def open_shell(request: Request) -> Exit:
     finally:
         with no_interrupt(), _stopping(client):
             backend.close()
+
+
+def _backend(request: Request) -> Backend:
+    if request.url is not None:
+        return RemoteBackend(request.url, request.token, source=request.source)
+    return Backend(
+        request.state,
+        source=request.source,
+        spark=request.spark,
+        max_memory=request.max_memory,
+        max_disk=request.max_disk,
+    )
 
 
 def _local(client: Client, line: str) -> None:
@@ -104,9 +119,9 @@ def _run_scripts(client: Client, inputs: Iterable[tuple[str, str]]) -> Exit:
             else:
                 with lines_of(text) as lines:
                     client.run_script(lines, "" if text == "-" else text)
-        # --source is checked even when there was nothing to run.
-        if client.backend.interpreter is not None:
-            _say_who_runs(client)
+        if not client.last:
+            client.backend.check()
+        _say_who_runs(client)
     except (StatementFailure, ShellExit):
         return client.status
     except ChangefeedError as error:

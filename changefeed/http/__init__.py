@@ -7,7 +7,9 @@
     statements.py  POST /v1/statements: any statement
     resources.py   one row for each path that shows or steers feeds
     openapi.py     /v1/openapi.json, made of those rows
-    forms.py       results and errors as JSON, and back; for clients too
+    forms.py       results and errors as JSON
+    answers.py     the same read back, for clients
+    client.py      a node elsewhere that executes statements: what the shell uses with --url
 
 Everything is a statement that :class:`changefeed.api.Interpreter` executes: nothing can be done or
 seen here that the shell could not, and what the shell redacts is redacted.

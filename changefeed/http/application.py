@@ -13,6 +13,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -34,6 +35,7 @@ from changefeed.core.addresses import names_this_machine
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.http.forms import LINES, PROBLEM, problem, status_of
+from changefeed.core.addresses import names_this_machine
 from changefeed.http.openapi import document
 from changefeed.http.resources import RESOURCES, Resource, read_fields
 from changefeed.http.statements import StatementRequest, StatementRun, collected
@@ -44,6 +46,8 @@ LARGEST = 1 << 20
 
 #: Statements that run at once; more wait. Listings and probes have threads of their own.
 STATEMENTS = 32
+#: Answers line by line at once; more are refused, as each has a thread while its client wants.
+STREAMS = 32
 
 _TEXT = "text/plain; charset=utf-8"
 
@@ -70,6 +74,7 @@ class Api:
         logins: bool = False,
         stopping: threading.Event | None = None,
         patience: float = 10.0,
+        stalled: float = 60.0,
         largest: int = LARGEST,
     ) -> None:
         """
@@ -80,6 +85,7 @@ class Api:
             logins: a request needs a token; without, one that has none may do everything.
             stopping: ends statements under way.
             patience: seconds until the body of a request must be there.
+            stalled: seconds for which a client may leave the lines of an answer unread.
             largest: bytes of a body.
         """
         self._monitor = monitor
@@ -88,7 +94,9 @@ class Api:
         self._stopping = stopping or threading.Event()
         self._patience = patience
         self._largest = largest
+        self._stalled = stalled
         self._limiter = CapacityLimiter(STATEMENTS)
+        self._streams = CapacityLimiter(STREAMS)
         self._document = json.dumps(document()).encode()
         routes = [
             Route("/", self._page),
@@ -168,7 +176,9 @@ class Api:
         streams = LINES in request.headers.get("accept", "")
         run = StatementRun(self._interpreter, asked, session, streams)
         if streams:
-            return _Lines(run, left, self._limiter)
+            if not self._streams.available_tokens:
+                raise _bad(HTTPStatus.SERVICE_UNAVAILABLE, f"{STREAMS} clients read lines already")
+            return _Lines(run, left, self._streams, self._stalled)
         answer, error = await self._while_there(request, left, partial(collected, run))
         if error is None:
             return Response(_json(answer), media_type="application/json")
@@ -248,8 +258,11 @@ class Api:
 class _Lines:
     """The answer of statements line by line, one JSON object each, as long as its client reads."""
 
-    def __init__(self, run: StatementRun, left: threading.Event, limiter: CapacityLimiter) -> None:
+    def __init__(
+        self, run: StatementRun, left: threading.Event, limiter: CapacityLimiter, stalled: float
+    ) -> None:
         self._run, self._left, self._limiter = run, left, limiter
+        self._stalled = stalled
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(b"content-type", LINES.encode())]
@@ -258,17 +271,26 @@ class _Lines:
 
         async def line(value: Mapping[str, Any]) -> None:
             body = _json(value) + b"\n"
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            with anyio.fail_after(self._stalled):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
 
         def work() -> None:
-            try:
-                for value in self._run.lines():
-                    from_thread.run(line, value)
-            except ChangefeedError as error:
-                from_thread.run(line, {"error": problem(error)})
+            # Closing the lines ends the feed.
+            with closing(self._run.lines()) as lines:
+                try:
+                    for value in lines:
+                        if self._left.is_set():
+                            return
+                        from_thread.run(line, value)
+                except ChangefeedError as error:
+                    from_thread.run(line, {"error": problem(error)})
 
         try:
             await to_thread.run_sync(work, limiter=self._limiter)
+        except TimeoutError:
+            # The server closes the connection, as the answer has no end.
+            log.warning("http: a client left its answer unread for %g s", self._stalled)
+            return
         finally:
             watch.cancel()
         await send({"type": "http.response.body", "body": b""})

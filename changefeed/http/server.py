@@ -117,8 +117,10 @@ class HttpServer:
         for connection in list(self._server.server_state.connections):
             if not isinstance(connection, H11Protocol):
                 raise AssertionError("the protocol is h11's")
-            cycle = connection.cycle
-            if cycle is not None and not cycle.response_complete:
+            cycle, transport = connection.cycle, connection.transport
+            ends = transport.is_closing()
+            if cycle is not None and not cycle.response_complete and not ends:
                 self._idle.pop(connection, None)
             elif now - self._idle.setdefault(connection, now) > self._read_timeout:
-                connection.transport.close()
+                # One that is closed already waits for ever for a client that does not read.
+                (transport.abort if ends else transport.close)()

@@ -6,7 +6,7 @@ result when its statement has ended, and the rows of a sinkless feed as they are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,7 @@ class StatementRun:
     session: Session
     streams: bool
 
-    def lines(self) -> Iterator[dict[str, Any]]:
+    def lines(self) -> Generator[dict[str, Any]]:
         """What the client gets, in order: ``result``, ``row`` of a sinkless feed, ``session`` at
         the end.
 

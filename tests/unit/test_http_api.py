@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,11 +16,12 @@ from openapi_spec_validator import validate
 
 from changefeed.api import Result, Seconds
 from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.http import application
+from changefeed.http.answers import error_of, result_of
 from changefeed.http.forms import status_of
 from changefeed.http.resources import RESOURCES
 from shell.diagnostics import error_json
 from tests.golden.world import NOW, SECRETS
-from tests.helpers.http_results import error_of, result_of
 from tests.helpers.served import Bench
 from tests.helpers.waiting import until
 
@@ -231,6 +233,43 @@ def test_closing_the_request_cancels_a_statement(bench: Bench) -> None:
     assert not ended.wait(0.3), "it waits for the feed"
     asked.close()
     until(ended.is_set, seconds=10)
+
+
+def test_a_client_that_does_not_read_holds_nothing_for_ever(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Feeds without a sink have no end; their clients have other threads than statements."""
+    ended = threading.Event()
+
+    def rows() -> Iterator[Any]:
+        try:
+            while True:
+                yield ("orders", "[1]", "x" * 100_000, "c")
+        finally:
+            ended.set()
+
+    execute = bench.world.interpreter.execute
+
+    def stream(statement: Any, session: Any) -> Result:
+        endless = isinstance(statement, str) and statement.startswith("CREATE")
+        return Result("stream", stream=rows()) if endless else execute(statement, session)
+
+    bench.world.interpreter.execute = stream  # type: ignore[method-assign]
+    monkeypatch.setattr(application, "STREAMS", 1)
+    asked = {"statement": "CREATE CHANGEFEED FOR orders"}
+    with bench.serve(stalled=0.5, read_timeout=0.5) as bench.server:
+        place = urlsplit(bench.server.address)
+        deaf = HTTPConnection(str(place.hostname), place.port, timeout=30)
+        lines = {"Content-Type": "application/json", "Accept": "application/x-ndjson"}
+        deaf.request("POST", "/v1/statements", json.dumps(asked), lines)
+        deaf.getresponse()
+        assert bench.run("SHOW JOBS")[0] == 200
+        status, _, body = bench.ask("/v1/statements", asked, accept="application/x-ndjson")
+        assert status == 503 and b"read lines already" in body
+        assert ended.wait(30), "it is left"
+        known = bench.server._server.server_state
+        until(lambda: not known.connections, seconds=30)
+        deaf.close()
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(bench: Bench) -> None:

@@ -1,0 +1,144 @@
+"""A node elsewhere that executes statements over HTTP: what the shell uses with ``--url``.
+
+A token goes to the address that was given and to no other: redirects are not followed, and without
+TLS it stays on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from changefeed.api import Result, Session, StreamRow
+from changefeed.core.errors import ChangefeedError, Code, Problems
+from changefeed.http.answers import error_of, result_of
+from changefeed.http.forms import LINES, restore_session, session_form
+from changefeed.core.addresses import names_this_machine
+
+#: Seconds to connect, and until a request is sent; statements answer when they have ended.
+_TIMEOUT = httpx.Timeout(10.0, read=None)
+
+
+class RemoteNode:
+    """Executes statements at a node. One request at a time; close it at the end."""
+
+    def __init__(self, url: str, token: str = "") -> None:
+        """``url`` is that of the node; paths of a proxy before ``/v1`` may be in it.
+
+        Raises:
+            ChangefeedError: CF1201, the token would travel in the clear.
+        """
+        self.url = url.rstrip("/")
+        parts = urlsplit(url)
+        if token and parts.scheme == "http" and not names_this_machine(parts.netloc):
+            raise ChangefeedError(
+                Code.INVALID_URI,
+                f"a token is not sent to {self.url} in the clear",
+                hint="use https://.",
+            )
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            timeout=_TIMEOUT,
+            # The authorities that the machine trusts, or those of SSL_CERT_FILE.
+            verify=ssl.create_default_context() if parts.scheme == "https" else True,
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def execute(self, text: str, session: Session, *, endless: bool = False) -> Result:
+        """Execute one statement; ``endless`` says that it is a feed without a sink.
+
+        Raises:
+            ChangefeedError: the error of the statement; CF6001, the node cannot be reached.
+        """
+        with self._reported():
+            response = self._client.send(
+                self._client.build_request(
+                    "POST",
+                    f"{self.url}/v1/statements",
+                    json={"statement": text, "session": session_form(session), "display": True},
+                    headers={"Accept": LINES} if endless else {},
+                ),
+                stream=endless,
+            )
+            if response.status_code != 200:
+                response.read()
+                raise _located(error_of(self._object(response, response.content)), text)
+            if endless:
+                return self._followed(response, text)
+            answer = self._object(response, response.content)
+            restore_session(answer["session"], session)
+            (form,) = answer["results"]
+            return result_of(form)
+
+    def _followed(self, response: httpx.Response, text: str) -> Result:
+        """The result of a feed without a sink; closing its stream ends the feed."""
+        lines = _lines(response)
+        first = self._object(response, next(lines, b""))
+        if "error" in first:
+            response.close()
+            raise _located(error_of(first["error"]), text)
+
+        def rows() -> Iterator[StreamRow]:
+            with self._reported():
+                try:
+                    for line in lines:
+                        value = self._object(response, line)
+                        if "error" in value:
+                            raise error_of(value["error"])
+                        if "session" in value:
+                            return
+                        table, key, row, op = value["row"]
+                        yield table, key, row, op
+                finally:
+                    response.close()
+                raise self._unreachable("the connection ended before the feed did")
+
+        return replace(result_of(first["result"]), stream=rows())
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.HTTPError as error:
+            raise self._unreachable(str(error) or type(error).__name__) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._unreachable("what it answers is not a node's answer") from error
+
+    def _object(self, response: httpx.Response, text: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise self._unreachable(f"it answers {response.status_code} and not as a node does")
+        return value
+
+    def _unreachable(self, reason: str) -> ChangefeedError:
+        return ChangefeedError(
+            Code.STATE_UNREACHABLE,
+            f"the node at {self.url} cannot be used: {reason}",
+            hint="look at the address; changefeed start --http serves one.",
+        )
+
+
+def _lines(response: httpx.Response) -> Iterator[bytes]:
+    """Lines that end with a line feed: the texts in them may have other ends of lines."""
+    held = b""
+    for part in response.iter_bytes():
+        *whole, held = (held + part).split(b"\n")
+        yield from whole
+
+
+def _located(error: ChangefeedError, text: str) -> ChangefeedError:
+    for one in error.problems if isinstance(error, Problems) else ():
+        one.located(text)
+    return error.located(text)
