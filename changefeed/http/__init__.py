@@ -5,6 +5,7 @@
     server.py      a thread of uvicorn on one address
     application.py Starlette's routes and who may ask
     statements.py  POST /v1/statements: any statement
+    events.py      answers as server-sent events: lists as they change, rows of a feed
     resources.py   one row for each path that shows or steers feeds
     openapi.py     /v1/openapi.json, made of those rows
     forms.py       results and errors as JSON

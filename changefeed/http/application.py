@@ -29,17 +29,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from changefeed.api import Role, Session
+from changefeed.api import Result, Role, Session
 from changefeed.catalog import User
 from changefeed.core.addresses import names_this_machine
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
+from changefeed.http.events import EVENTS, ListEvents, of_line
 from changefeed.http.forms import LINES, PROBLEM, problem, status_of
 from changefeed.core.addresses import names_this_machine
 from changefeed.http.openapi import document
 from changefeed.http.resources import RESOURCES, Resource, read_fields
 from changefeed.http.statements import StatementRequest, StatementRun, collected
 from changefeed.monitor import Monitor
+from grammar import nodes
 
 #: The largest body of a request, bytes.
 LARGEST = 1 << 20
@@ -48,6 +50,8 @@ LARGEST = 1 << 20
 STATEMENTS = 32
 #: Answers line by line at once; more are refused, as each has a thread while its client wants.
 STREAMS = 32
+#: Clients that watch a list at once; more are refused: each has it read again and again.
+WATCHES = 64
 
 _TEXT = "text/plain; charset=utf-8"
 
@@ -75,6 +79,8 @@ class Api:
         stopping: threading.Event | None = None,
         patience: float = 10.0,
         stalled: float = 60.0,
+        streams: int = STREAMS,
+        watches: int = WATCHES,
         largest: int = LARGEST,
     ) -> None:
         """
@@ -86,6 +92,8 @@ class Api:
             stopping: ends statements under way.
             patience: seconds until the body of a request must be there.
             stalled: seconds for which a client may leave the lines of an answer unread.
+            streams: answers line by line that are given at once.
+            watches: clients that watch lists at once.
             largest: bytes of a body.
         """
         self._monitor = monitor
@@ -96,7 +104,8 @@ class Api:
         self._largest = largest
         self._stalled = stalled
         self._limiter = CapacityLimiter(STATEMENTS)
-        self._streams = CapacityLimiter(STREAMS)
+        self._streams = CapacityLimiter(streams)
+        self._watches = CapacityLimiter(watches)
         self._document = json.dumps(document()).encode()
         routes = [
             Route("/", self._page),
@@ -152,7 +161,7 @@ class Api:
         await self._user(request)
         return _listed(request, self._document)
 
-    async def _resource(self, resource: Resource, request: Request) -> Response:
+    async def _resource(self, resource: Resource, request: Request) -> Response | ListEvents:
         left = threading.Event()
         session = await self._session(request, left)
         query = {name: _number(value) for name, value in request.query_params.items()}
@@ -161,24 +170,46 @@ class Api:
             **read_fields(await self._object(request), resource.body),
             **request.path_params,
         }
-        work = partial(self._interpreter.execute, resource.statement(given), session)
+        statement = resource.statement(given)
+        events = request.method == "GET" and EVENTS in request.headers.get("accept", "")
+        if resource.live and events:
+            return self._watch(request, resource, statement)
+        work = partial(self._interpreter.execute, statement, session)
         result = await self._while_there(request, left, work)
-        rows = result.objects()
-        answer = rows[0] if resource.one else {"items": rows, "notices": result.notices}
-        if resource.one and result.notices:
-            answer = {**answer, "notices": result.notices}
-        return _listed(request, _json(answer))
+        return _listed(request, _answer(resource, result))
+
+    def _watch(
+        self, request: Request, resource: Resource, statement: nodes.Statement
+    ) -> ListEvents:
+        if not self._watches.available_tokens:
+            raise _bad(HTTPStatus.SERVICE_UNAVAILABLE, "as many clients watch lists as may")
+
+        async def look() -> tuple[str, bytes]:
+            # Each time: the user may be gone, or have another role.
+            session = await self._session(request, threading.Event())
+            work = partial(self._interpreter.execute, statement, session)
+            body = _answer(resource, await to_thread.run_sync(work))
+            return _tag(body), body
+
+        async def version() -> object:
+            return await to_thread.run_sync(self._interpreter.catalog.version)
+
+        known = request.headers.get("last-event-id", "")
+        ends = self._stopping.is_set
+        return ListEvents(look, version, known, self._stalled, ends, self._watches)
 
     async def _statements(self, request: Request) -> Response | _Lines:
         left = threading.Event()
         session = await self._session(request, left)
         asked = StatementRequest.read(await self._body(request))
-        streams = LINES in request.headers.get("accept", "")
-        run = StatementRun(self._interpreter, asked, session, streams)
-        if streams:
+        wanted = request.headers.get("accept", "")
+        kind = next((kind for kind in (LINES, EVENTS) if kind in wanted), "")
+        last = request.headers.get("last-event-id", "") if kind == EVENTS else None
+        run = StatementRun(self._interpreter, asked, session, bool(kind), last)
+        if kind:
             if not self._streams.available_tokens:
-                raise _bad(HTTPStatus.SERVICE_UNAVAILABLE, f"{STREAMS} clients read lines already")
-            return _Lines(run, left, self._streams, self._stalled)
+                raise _bad(HTTPStatus.SERVICE_UNAVAILABLE, "as many clients read lines as may")
+            return _Lines(run, left, self._streams, self._stalled, kind)
         answer, error = await self._while_there(request, left, partial(collected, run))
         if error is None:
             return Response(_json(answer), media_type="application/json")
@@ -259,18 +290,24 @@ class _Lines:
     """The answer of statements line by line, one JSON object each, as long as its client reads."""
 
     def __init__(
-        self, run: StatementRun, left: threading.Event, limiter: CapacityLimiter, stalled: float
+        self,
+        run: StatementRun,
+        left: threading.Event,
+        limiter: CapacityLimiter,
+        stalled: float,
+        kind: str,
     ) -> None:
         self._run, self._left, self._limiter = run, left, limiter
-        self._stalled = stalled
+        self._stalled, self._kind = stalled, kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"content-type", LINES.encode())]
+        headers = [(b"content-type", self._kind.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         watch = asyncio.create_task(_note_leaving(receive, self._left))
 
         async def line(value: Mapping[str, Any]) -> None:
-            body = _json(value) + b"\n"
+            events = self._kind == EVENTS
+            body = of_line(value, _json) if events else _json(value) + b"\n"
             with anyio.fail_after(self._stalled):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
 
@@ -353,9 +390,21 @@ def _json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace")
 
 
+def _answer(resource: Resource, result: Result) -> bytes:
+    rows = result.objects()
+    answer = rows[0] if resource.one else {"items": rows, "notices": result.notices}
+    if resource.one and result.notices:
+        answer = {**answer, "notices": result.notices}
+    return _json(answer)
+
+
+def _tag(body: bytes) -> str:
+    return f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+
+
 def _listed(request: Request, body: bytes) -> Response:
     """An answer with an ETag, or that the client has it already."""
-    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    tag = _tag(body)
     known = request.method != "POST" and tag in request.headers.get("if-none-match", "")
     headers = {"ETag": tag}
     if known:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from changefeed.core.version import __version__
+from changefeed.http.events import EVENTS
 from changefeed.http.forms import LINES, PROBLEM
 from changefeed.http.resources import RESOURCES, Resource
 from changefeed.http.statements import SCHEMA
@@ -106,6 +107,8 @@ def _operation(resource: Resource) -> dict[str, Any]:
         found["requestBody"] = _content(schema)
     if resource.method == "GET":
         found["responses"]["304"] = {"description": "The list has the ETag of If-None-Match."}
+    if resource.live:
+        found["responses"]["200"]["content"][EVENTS] = {"schema": {"type": "string"}}
     return found
 
 
@@ -124,7 +127,7 @@ def _statements() -> dict[str, Any]:
         },
     }
     done: dict[str, Any] = {"description": "The results, in order.", **_content(answer)}
-    done["content"][LINES] = {"schema": {"type": "string"}}
+    done["content"] |= {kind: {"schema": {"type": "string"}} for kind in (LINES, EVENTS)}
     return {
         "summary": "Run statements; closing the request cancels.",
         "operationId": "post_statements",

@@ -28,6 +28,7 @@ class Resource:
         make: its statement.
         one: the answer is one object, not a list.
         body: JSON schemas of fields that may be given.
+        asks: a source is asked.
     """
 
     method: str
@@ -36,6 +37,12 @@ class Resource:
     make: Maker
     one: bool = False
     body: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    asks: bool = False
+
+    @property
+    def live(self) -> bool:
+        """Its changes can be watched: it is read from the state and changes nothing."""
+        return self.method == "GET" and not self.asks
 
     @property
     def query(self) -> Mapping[str, Mapping[str, Any]]:
@@ -164,5 +171,6 @@ RESOURCES: tuple[Resource, ...] = (
         "/v1/sources/{name}/tables",
         "The tables that a feed of the source can watch.",
         lambda given: nodes.ShowTables(given["name"]),
+        asks=True,
     ),
 )

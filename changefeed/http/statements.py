@@ -12,6 +12,7 @@ from typing import Any
 
 from changefeed.api import Interpreter, Session, parsed_statement
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.http.events import ONE_FEED, going_on
 from changefeed.http.forms import problem, restore_session, result_form, session_form
 from grammar import nodes
 from grammar.split import split
@@ -94,12 +95,15 @@ class StatementRun:
         asked: the request.
         session: of the request; what it is at the end goes back to the client.
         streams: the client takes rows of a feed without a sink.
+        last: the id of the last event that it saw, or empty at its first request; None where it
+            does not take events.
     """
 
     interpreter: Interpreter
     asked: StatementRequest
     session: Session
     streams: bool
+    last: str | None = None
 
     def lines(self) -> Generator[dict[str, Any]]:
         """What the client gets, in order: ``result``, ``row`` of a sinkless feed, ``session`` at
@@ -112,6 +116,8 @@ class StatementRun:
         pieces = [piece.text for piece in split(self.asked.statement) if piece.text.strip()]
         if not pieces:
             raise ChangefeedError(Code.SYNTAX_ERROR, "there is no statement")
+        if self.last and len(pieces) > 1:
+            raise ChangefeedError(Code.INVALID_OPTION_VALUE, ONE_FEED)
         for text in pieces:
             yield from self._one(text)
         yield {"session": session_form(self.session)}
@@ -123,9 +129,12 @@ class StatementRun:
             raise ChangefeedError(
                 Code.NOT_SUPPORTED,
                 "the rows of a feed without INTO have no end",
-                hint="ask for them line by line, with the header Accept: application/x-ndjson.",
+                hint="ask for them as they come, with the header Accept: application/x-ndjson "
+                "or text/event-stream.",
             )
-        result = self.interpreter.execute(text, self.session)
+        events = self.last is not None and (endless or self.last != "")
+        resumed = going_on(parsed, self.last or "") if events else text
+        result = self.interpreter.execute(resumed, self.session)
         stream = result.stream
         try:
             yield {"result": result_form(result, display=self.asked.display)}

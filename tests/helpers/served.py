@@ -35,8 +35,8 @@ class Bench:
         local: bool = True,
         logins: bool = False,
         patience: float = 10.0,
-        stalled: float = 60.0,
         read_timeout: float = 10.0,
+        **limits: Any,
     ) -> HttpServer:
         """A server of the world, not entered yet; see Api and HttpServer."""
         api = Api(
@@ -46,7 +46,7 @@ class Bench:
             stopping=self.stopping,
             largest=10_000,
             patience=patience,
-            stalled=stalled,
+            **limits,
         )
         return HttpServer(
             "127.0.0.1",
