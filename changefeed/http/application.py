@@ -36,7 +36,6 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.http.events import EVENTS, ListEvents, of_line
 from changefeed.http.forms import LINES, PROBLEM, problem, status_of
-from changefeed.core.addresses import names_this_machine
 from changefeed.http.openapi import document
 from changefeed.http.resources import RESOURCES, Resource, read_fields
 from changefeed.http.statements import StatementRequest, StatementRun, collected

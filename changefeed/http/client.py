@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import httpx
 
 from changefeed.api import Result, Session, StreamRow
+from changefeed.core.addresses import names_this_machine
 from changefeed.core.errors import ChangefeedError, Code, Problems
 from changefeed.http.answers import error_of, result_of
 from changefeed.http.forms import LINES, restore_session, session_form
-from changefeed.core.addresses import names_this_machine
 
 #: Seconds to connect, and until a request is sent; statements answer when they have ended.
 _TIMEOUT = httpx.Timeout(10.0, read=None)

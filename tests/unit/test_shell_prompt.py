@@ -69,8 +69,8 @@ class FakeBackend:
         self.interpreter = FakeInterpreter()
         self.session = Session()
 
-    def ready_for(self, statement: nodes.Statement) -> None:
-        pass
+    def execute(self, parsed: nodes.Statement, text: str) -> Result:
+        return self.interpreter.execute(text, self.session)
 
 
 @dataclass
