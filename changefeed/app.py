@@ -59,6 +59,7 @@ class Application:
         max_disk: int | None = None,
         logs: str | None = None,
         lease: float | None = None,
+        max_copies: int | None = None,
         max_feeds: int | None = None,
         ready: Standby | None = None,
         lock: NodeLock | None = None,
@@ -77,6 +78,7 @@ class Application:
                 remembers it, and keeps them on this machine where there is none. ``local`` brings
                 them back to this machine.
             lease: seconds that leases of nodes last; the state remembers it.
+            max_copies: limit in bytes for the copies of objects of each source's shared log.
             max_feeds: how many feeds this node has room for before other nodes of the state take
                 some; see :class:`changefeed.node.node.Node`.
             ready: a capture process on standby, for a node that starts now.
@@ -108,6 +110,7 @@ class Application:
         self._max_memory = max_memory
         self._max_disk = max_disk
         self._log_format = log_format
+        self._max_copies = max_copies
         self._max_feeds = max_feeds
         self._ready = ready
         self._node_lock = lock
@@ -250,6 +253,7 @@ class Application:
                     spark=spark,
                     max_memory=self._max_memory,
                     max_disk=self._max_disk,
+                    max_copies=self._max_copies,
                     max_feeds=self._max_feeds,
                     ready=self._ready,
                     lock=self._node_lock,

@@ -399,6 +399,14 @@ def _address(
     "remembers it, and nodes take it up when they start (default: 10s).",
 )
 @click.option(
+    "--max-copies",
+    metavar="SIZE",
+    callback=_size,
+    help="Of a source's shared log (--log): how much of the store this node keeps on its disk; "
+    "beyond it the oldest copies go, and are fetched again for a reader (default: all that the "
+    "node had or read).",
+)
+@click.option(
     "--max-feeds",
     type=click.IntRange(min=1),
     help="How many feeds this node has room for: where other nodes share the logs (--log), they "
@@ -451,6 +459,7 @@ def start(
     max_disk: int | None,
     logs: str | None,
     lease: float | None,
+    max_copies: int | None,
     max_feeds: int | None,
     http: tuple[str, int] | None,
     pg: tuple[str, int] | None,
@@ -481,6 +490,7 @@ def start(
             logs=logs,
             lease=lease,
             log_format=LogFormat(log_format),
+            max_copies=max_copies,
             max_feeds=max_feeds,
         )
     )

@@ -38,15 +38,14 @@ def serve(
     logs: str | None = None,
     lease: float | None = None,
     log_format: LogFormat = LogFormat.TEXT,
+    max_copies: int | None = None,
     max_feeds: int | None = None,
 ) -> Exit:
     """Run the feeds of a state; returns after a clean stop.
 
     ``http`` is where the status page, metrics and health are served, ``pg`` where PostgreSQL's
-    protocol is; ``max_memory`` and ``max_disk`` are bytes, ``logs`` is the store of shared change
-    logs, ``lease`` is how long leases last in seconds, ``max_feeds`` is how many feeds this node
-    has room for, as of :class:`~changefeed.app.Application`; ``log_format`` is that of the lines on
-    standard error and in node.log.
+    protocol is; ``log_format`` is that of the lines on standard error and in node.log; the others
+    are those of :class:`~changefeed.app.Application`.
 
     Raises:
         ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
@@ -66,6 +65,7 @@ def serve(
                 max_disk=max_disk,
                 logs=logs,
                 lease=lease,
+                max_copies=max_copies,
                 max_feeds=max_feeds,
                 ready=ready,
                 log_format=log_format,

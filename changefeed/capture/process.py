@@ -469,15 +469,16 @@ def _start_frontier(
     return writer.frontier
 
 
-def _settings(catalog: Catalog, source_name: str, disk: int | None) -> LogSettings:
+def _settings(catalog: Catalog, task: CaptureTask) -> LogSettings:
     """The longest ``gc_ttl`` and the largest ``gc_size`` of the source's feeds."""
-    wishes = [Options.from_dict(job.options) for job in catalog.source_jobs(source_name)]
+    wishes = [Options.from_dict(job.options) for job in catalog.source_jobs(task.source)]
     sizes = [options[GC_SIZE] for options in wishes]
     known = [size for size in sizes if size is not None]
     return LogSettings(
         gc_ttl=max((options[GC_TTL] for options in wishes), default=GC_TTL.default),
         keep_bytes=max(known) if known and len(known) == len(sizes) else None,
-        disk_budget=disk,
+        disk_budget=task.disk,
+        copy_budget=task.copies,
     )
 
 
@@ -487,7 +488,7 @@ def capture(state: str, task: CaptureTask, tell: Tell) -> None:
     Raises:
         ChangefeedError: from the source or the log.
     """
-    source_name, disk = task.source, task.disk
+    source_name = task.source
     catalog = Catalog.open(state)
     lease = SourceLease(source_name, task.node, task.token) if task.token else None
     connection = catalog.connection(source_name)
@@ -499,7 +500,7 @@ def capture(state: str, task: CaptureTask, tell: Tell) -> None:
     layout.beside_log(source_name).mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def settings() -> LogSettings:
-        return _settings(catalog, source_name, disk)
+        return _settings(catalog, task)
 
     shared = SharedSource.of(catalog, lease)
     writer = LogWriter(layout.log(source_name), settings(), shared.log() if shared else None)

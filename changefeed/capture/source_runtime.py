@@ -53,6 +53,7 @@ class SourceRuntime:
         capturing: bool,
         lease: SourceLease | None = None,
         disk: int | None = None,
+        copies: int | None = None,
         ready: Standby | None = None,
         clock: Clock | None = None,
         timings: Timings | None = None,
@@ -62,14 +63,15 @@ class SourceRuntime:
         ``lease``: the node's right to write the source's shared log; a shared log of which another
         node has it is followed.
 
-        ``disk`` limits the change log in bytes. ``ready``: a capture process on standby.
-        ``held_up``: why nothing of the source can be captured for now, if so.
+        ``disk`` limits the change log in bytes, ``copies`` those of a shared one.
+        ``ready``: a capture process on standby. ``held_up``: why nothing of the source can be
+        captured for now, if so.
         """
         self._clock = clock or SystemClock()
         self._timings = timings or Timings()
         self._lease = lease
         self._task = CaptureTask(
-            name, disk, *((lease.node, lease.token) if lease is not None else ())
+            name, disk, copies, *((lease.node, lease.token) if lease is not None else ())
         )
         self._ready_process = ready
         self.name = name

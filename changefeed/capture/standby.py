@@ -36,11 +36,13 @@ class CaptureTask:
     Attributes:
         source: the connection to read.
         disk: the limit of its change log, bytes.
+        copies: the limit of the copies of objects of a shared log, bytes.
         node, token: the lease of the source's shared log; 0: the log is not shared.
     """
 
     source: str
     disk: int | None = None
+    copies: int | None = None
     node: str = ""
     token: int = 0
 

@@ -19,6 +19,7 @@ class LogSettings:
             ``gc_ttl``; None: no such limit.
         disk_budget: the log refuses appends (CF3003) past this size; None: the disk is the
             limit.
+        copy_budget: of a shared log, the copies of objects that stay on this host; None: all.
         disk_reserve: free space of the file system that the log never uses up.
         memory_budget: the largest flush capture should hand over in one append.
         segment_rows, segment_bytes: a batch of one table of at least this size is written to a
@@ -42,6 +43,7 @@ class LogSettings:
     max_age: float | None = None
     keep_bytes: int | None = None
     disk_budget: int | None = None
+    copy_budget: int | None = None
     disk_reserve: int = 64 * MIB
     memory_budget: int = 256 * MIB
     segment_rows: int = 16_384

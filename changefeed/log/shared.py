@@ -29,6 +29,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -400,6 +401,22 @@ class SharedLog:
         self._objects[name] = self._staged.pop(name)
         self._note_copies()
         self._store.discard(self._tails.pop(journal).objects)
+
+    def trim(self, limit: int) -> None:
+        """Remove the copies of objects that were written or fetched first, until the others have at
+        most ``limit`` bytes."""
+        found = []
+        # Another thread may append meanwhile.
+        for name in tuple(self._objects):
+            with suppress(FileNotFoundError):
+                stat = (self._root / name).stat()
+                found.append((stat.st_mtime_ns, name, stat.st_size))
+        excess = sum(size for _, _, size in found) - limit
+        for _, name, size in sorted(found):
+            if excess <= 0:
+                return
+            (self._root / name).unlink(missing_ok=True)
+            excess -= size
 
     def sweep(self, now: int) -> int:
         """Remove old objects that no row names; returns how many.

@@ -566,6 +566,9 @@ class LogWriter:
             merged = self._compact(now)
             removed += self._sweep(now)
             self._settle()
+            if self._shared is not None and self.settings.copy_budget is not None:
+                # Not while a merge reads what it has fetched. Readers fetch again.
+                self._shared.trim(self.settings.copy_budget)
             self._sweep_store(read.wall)
             self._save_time()
         return UpkeepResult(rolled=rolled, dropped=dropped, merged=merged, removed=removed)

@@ -74,6 +74,7 @@ class Node:
         sizes: Sizes | None = None,
         max_memory: int | None = None,
         max_disk: int | None = None,
+        max_copies: int | None = None,
         max_feeds: int | None = None,
         ready: Standby | None = None,
         lock: NodeLock | None = None,
@@ -87,6 +88,7 @@ class Node:
             sizes: how much feeds do at once.
             max_memory: limit in bytes for encoded messages that feeds share.
             max_disk: limit in bytes for the change log of each source.
+            max_copies: limit in bytes for the copies of objects of each source's shared log.
             max_feeds: how many feeds this node has room for before other nodes of the state take
                 some (:mod:`.placement`); :data:`FEEDS_PER_CORE` for each core when not given.
             ready: a capture process for the first source; it ends with the node, or at once if
@@ -136,6 +138,7 @@ class Node:
             clock=self.clock,
             timings=self.timings,
             max_disk=max_disk,
+            max_copies=max_copies,
             standby=ready,
             capturing=lambda: self.is_node,
             runs=lambda job_id: job_id in self.feeds or self.sources.held_elsewhere(job_id),

@@ -38,6 +38,7 @@ class NodeSources:
         clock: Clock,
         timings: Timings,
         max_disk: int | None,
+        max_copies: int | None = None,
         standby: Standby | None,
         capturing: Callable[[], bool],
         runs: Callable[[int], bool],
@@ -50,6 +51,7 @@ class NodeSources:
             node: its id, which owns leases.
             timings: how often a source is looked at.
             max_disk: bytes the change log of a source may take.
+            max_copies: bytes the copies of a source's shared log may take.
             standby: a capture process for the first source; where logs are shared, there is one
                 for each source that becomes free.
             capturing: whether this process captures; else it reads what the node's captures write.
@@ -75,6 +77,7 @@ class NodeSources:
         self._clock = clock
         self._timings = timings
         self._max_disk = max_disk
+        self._max_copies = max_copies
         self._standby = standby
         self._capturing = capturing
         self._runs = runs
@@ -114,6 +117,7 @@ class NodeSources:
             capturing=capturing,
             lease=self._leases.get(name),
             disk=self._max_disk,
+            copies=self._max_copies,
             ready=self._standby,
             clock=self._clock,
             timings=self._timings,

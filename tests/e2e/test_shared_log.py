@@ -122,7 +122,13 @@ def team(postgres_server: PostgresFactory, tmp_path: Path) -> Iterator[Team]:
         state = stack.enter_context(postgres_server().database())
         catalog = stack.enter_context(catalog_of(state.uri, tmp_path / "client"))
         machines = stack.enter_context(
-            hosts(tmp_path, state.uri, "one", "two", log=str(tmp_path / "store"))
+            hosts(
+                tmp_path,
+                state.uri,
+                *("one", "two"),
+                log=str(tmp_path / "store"),
+                more=("--max-copies", "1MiB"),
+            )
         )
         yield Team(shop, catalog, machines, tmp_path)
 

@@ -40,7 +40,13 @@ A = narrow("a")
 HOSTS = ("one", "two")
 #: Small, so that rolls, merges, segments and objects happen within a few steps.
 SIZES = LogSettings(
-    segment_rows=6, roll_frames=4, merge_fan=2, pack_bytes=10**9, grace=0.0, gc_ttl=10**9
+    segment_rows=6,
+    roll_frames=4,
+    merge_fan=2,
+    pack_bytes=10**9,
+    grace=0.0,
+    gc_ttl=10**9,
+    copy_budget=3_000,
 )
 BEFORE, AFTER = "before", "after"
 

@@ -10,6 +10,7 @@ import pytest
 
 from changefeed.capture.feed_budgets import FeedBudgets, OverLimit
 from changefeed.capture.process import _settings
+from changefeed.capture.standby import CaptureTask
 from changefeed.catalog import Catalog, LogClaim
 from changefeed.catalog.model import DesiredStatus, Status
 from changefeed.core.clock import ManualClock, Timestamp
@@ -38,8 +39,8 @@ def test_history_is_cut_to_the_largest_size_that_a_feed_allows(
 ) -> None:
     jobs = [SimpleNamespace(options=options) for options in feeds]
     catalog = cast(Catalog, SimpleNamespace(source_jobs=lambda name: jobs))
-    made = _settings(catalog, "shop", disk=7)
-    assert (made.keep_bytes, made.disk_budget) == (size, 7)
+    made = _settings(catalog, CaptureTask("shop", disk=7, copies=5))
+    assert (made.keep_bytes, made.disk_budget, made.copy_budget) == (size, 7, 5)
 
 
 MIB = 1 << 20

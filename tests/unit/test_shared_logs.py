@@ -327,6 +327,43 @@ def test_a_takeover_copies_nothing_that_is_an_object(taken_over: Shared) -> None
     assert len(fetched(taken_over)) == 5
 
 
+def test_a_small_cache_keeps_what_came_last_and_fetches_the_rest(shared: Shared) -> None:
+    settings = LogSettings(segment_rows=1, segment_keep=1, roll_frames=2, copy_budget=0)
+    with shared.open("one", settings) as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        for seq in range(1, 6):
+            append(writer, 1_000 + seq, seq)
+        root = StateLayout(shared.folder / "one").log(SOURCE)
+        with LogReader(root) as reader:
+            found = reader.slice({A.table: Timestamp(1_000)}, Timestamp.MAX, 10, 10**9)
+            writer.maintain(clocks(Timestamp(2_000)))
+            assert fetched(shared, "one") == set()
+            assert [seq for piece in found.pieces for seq in keys(piece.load())] == [1, 2, 3, 4, 5]
+        assert len(fetched(shared, "one")) == 5
+        budget = 2 * max(path.stat().st_size for path in root.glob("segment-*"))
+        writer.settings = replace(settings, copy_budget=budget)
+        writer.roll()
+        append(writer, 1_006, 6)
+        writer.maintain(clocks(Timestamp(3_000)))
+        names = shared.catalog.log_objects(SOURCE, [path.name for path in root.iterdir()])
+        assert sum((root / name).stat().st_size for name in names) <= budget
+        assert "segment-000000000005-000000.parquet" in names
+        assert shared.rows("one") == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_merge_fetches_what_a_small_cache_has_not(shared: Shared) -> None:
+    settings = LogSettings(merge_fan=2, roll_frames=1, pack_bytes=10**9, copy_budget=0)
+    with shared.open("one", settings) as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        for seq in range(1, 6):
+            append(writer, 1_000 + seq, seq)
+            settle(writer)
+        root = StateLayout(shared.folder / "one").log(SOURCE)
+        assert len(list(root.glob("journal-*"))) == 1, "only the live one"
+        assert writer.maintain(clocks(Timestamp(3_000))).merged
+        assert shared.rows("one") == [1, 2, 3, 4, 5]
+
+
 def test_readers_at_the_same_time_fetch_an_object_once(
     taken_over: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
