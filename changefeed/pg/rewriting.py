@@ -86,6 +86,9 @@ class Rewriter:
 
     def rewrite(self, query: Node) -> Node:
         """The query, changed in place: what is inside comes before what is around it."""
+        # In these ``user`` is a column.
+        tables = {table.name for table in query.find_all(exp.Table)}
+        self._has_users = not tables.isdisjoint(("audit", "users"))
         for node in reversed(list(query.bfs())):
             made = self._rewritten(node)
             if made is not node:
@@ -99,6 +102,18 @@ class Rewriter:
         match node:
             case exp.Dot(this=exp.Identifier(), expression=exp.Func() as function):
                 return function
+            case exp.Column(this=exp.Identifier(this="user", quoted=False), table="") if (
+                not self._has_users
+            ):
+                return _call("pg_user")
+            case exp.Dot(this=exp.Paren()):
+                return exp.Null()  # a field of a record, which no function here returns
+            case exp.Table(this=exp.Func()):
+                return _table(node)
+            case exp.Bracket(expressions=[place]):
+                # sqlglot counts from 0 where the place is a number.
+                from_0 = place if isinstance(place, exp.Literal) else place - 1
+                return _call("pg_item", node.this, from_0)
             case exp.Operator():
                 return _operator(node)
             case exp.Collate():
@@ -118,6 +133,14 @@ class Rewriter:
                 if len(inner) == 1 and isinstance(inner[0], exp.Query):
                     return _call("pg_no_list")
                 return _call("json_array", *inner)
+            case exp.ArraySize():
+                return _call("array_upper", node.this, exp.Literal.number(1))
+            case exp.StringToArray():
+                return _call("string_to_array", node.this, node.expression)
+            case exp.CurrentSchemas():
+                return _call("current_schemas", exp.true())
+            case exp.TimestampTrunc():
+                return _call("pg_trunc", exp.Literal.string(node.text("unit")), node.this)
             case exp.ArrayToString():
                 return _call("array_to_string", node.this, node.expression)
             case exp.CurrentTimestamp() | exp.CurrentDatetime():
@@ -137,6 +160,8 @@ class Rewriter:
             case exp.Add() | exp.Sub() if _is_call(node.expression, "pg_seconds"):
                 sign = 1 if isinstance(node, exp.Add) else -1
                 return _call("pg_shift", node.this, node.expression, exp.Literal.number(sign))
+            case exp.Sub() if {_type(node.this), _type(node.expression)} == {TIMESTAMPTZ}:
+                return _call("pg_between", node.this, node.expression)
             case exp.Extract(this=part):
                 return _call("pg_extract", exp.Literal.string(part.name), node.expression)
             case exp.EQ() | exp.NEQ() | exp.LT() | exp.LTE() | exp.GT() | exp.GTE() | exp.Between():
@@ -154,7 +179,7 @@ class Rewriter:
         for place, item in enumerate(query.expressions):
             if item.is_star:
                 return None
-            name = item.alias or _name(item)
+            name = _folded(item.args["alias"]) if item.alias else _name(item)
             found.append((name, _type(item)))
             if not item.alias:
                 query.expressions[place].replace(exp.alias_(item.copy(), name, quoted=True))
@@ -195,6 +220,18 @@ def _call(name: str, *arguments: Node) -> Node:
     return exp.Anonymous(this=name, expressions=list(arguments))
 
 
+def _table(node: exp.Table) -> Node:
+    """A function in FROM: a row for each number of a series, or one row."""
+    function, alias = node.this, node.args.get("alias")
+    name = node.alias or _name(function)
+    column = alias.columns[0].name if alias is not None and alias.columns else name
+    if isinstance(function, exp.GenerateSeries | exp.ExplodingGenerateSeries):
+        series = _call("pg_series", function.args["start"], function.args["end"])
+        rows = exp.select(exp.alias_(exp.column("value"), column, quoted=True))
+        return rows.from_(exp.Table(this=_call("json_each", series))).subquery(name)
+    return exp.select(exp.alias_(function, column, quoted=True)).subquery(name)
+
+
 def _is_call(node: Node, name: str) -> bool:
     return isinstance(node, exp.Anonymous) and node.name == name
 
@@ -227,6 +264,8 @@ def _cast(node: exp.Cast) -> Node:
         return _call(f"{inner.name}_name", *inner.expressions)
     if name.startswith("TIMESTAMP"):
         return _call("pg_moment", inner)
+    if name == "DATE":
+        return _call("pg_day", inner)
     if name == "BOOLEAN":
         return _call("pg_bool", inner)
     if name.endswith("[]") or name == "INTERVAL":
@@ -255,28 +294,44 @@ def _is_moment(column: exp.Column) -> bool:
     return type_of(column.name) == TIMESTAMPTZ
 
 
+def _folded(name: Node) -> str:
+    """A name without quotes is in lower case."""
+    return str(name.name if name.args.get("quoted") else name.name.lower())
+
+
 def _name(item: Node) -> str:
     match item:
         case exp.Column():
-            return str(item.name)
-        case exp.Cast():
+            return _folded(item.this)
+        case exp.ExplodingGenerateSeries():
+            return "generate_series"
+        case exp.Cast() | exp.Filter() | exp.Window():
             return _name(item.this)
         case exp.Anonymous():
             name = str(item.this).removeprefix("pg_")
-            return {"user": "current_user", "moment": "timestamptz", "today": "current_date"}.get(
-                name, name
-            )
+            if name in ("any", "between", "item", "shift"):
+                return "?column?"
+            return _NAMES.get(name, name)
         case exp.Paren():
             return _name(item.this)
         case exp.Case():
             return "case"
         case exp.Exists():
             return "exists"
+        case exp.GroupConcat():
+            return "string_agg"
         case exp.Func():
             return item.sql_name().lower()
     return "?column?"
 
 
+_NAMES = {
+    "day": "date",
+    "moment": "timestamptz",
+    "today": "current_date",
+    "trunc": "date_trunc",
+    "user": "current_user",
+}
 _BOOLEANS = frozenset(("pg_any", "regexp_like", "regexp_ilike", "pg_bool", "pg_table_is_visible"))
 
 
@@ -304,6 +359,8 @@ def _type(item: Node) -> int | None:
                 "pg_now": TIMESTAMPTZ,
                 "pg_moment": TIMESTAMPTZ,
                 "pg_shift": TIMESTAMPTZ,
+                "pg_trunc": TIMESTAMPTZ,
+                "pg_between": FLOAT8,
                 "json_array": TEXTS,
                 "pg_no_list": TEXTS,
                 "pg_regclass": OID,

@@ -25,7 +25,7 @@ _PLACEHOLDER = re.compile(r"\$([1-9]\d{0,3})\b")
 #: ``COPY (statement) TO STDOUT [..]``
 _COPY = re.compile(r"COPY\s*\((?P<inner>.*)\)\s*TO\s+STDOUT\b\s*(?P<options>.*)$", re.I | re.S)
 _COPY_OPTIONS = re.compile(r"(WITH\s*)?(\(?\s*(FORMAT\s+)?(?P<format>text|csv)\s*\)?)?\s*$", re.I)
-_SELECTS = ("SELECT", "WITH", "VALUES", "TABLE", "(")
+_SELECTS = ("SELECT", "WITH", "TABLE", "(")
 
 #: What a pool states before another takes the connection, and DEALLOCATE.
 _FORGETTING = re.compile(

@@ -31,7 +31,7 @@ Value = str | int | float | None
 
 #: Columns that hold something else than text, by name.
 TYPES: dict[str, int] = {
-    **dict.fromkeys(("job_id", "pid", "times", "generation"), INT8),
+    **dict.fromkeys(("job_id", "pid", "times", "generation", "max_feeds"), INT8),
     **dict.fromkeys(("emitted_rows", "emitted_bytes", "rows", "size"), INT8),
     **dict.fromkeys(("lag", "rows_per_second", "bytes_per_second", "waited"), FLOAT8),
     **dict.fromkeys(("created", "started", "finished", "modified"), TIMESTAMPTZ),

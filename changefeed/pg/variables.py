@@ -45,6 +45,7 @@ _DEFAULTS = {
     "jit": "off",
     "lock_timeout": "0",
     "max_identifier_length": "63",
+    "max_index_keys": "32",
     "search_path": '"$user", public',
     "server_encoding": "UTF8",
     "server_version": VERSION,

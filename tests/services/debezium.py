@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from changefeed.spark.java import find_java
 from tests.helpers.waiting import until
 from tests.services.ivy import Artifact, resolve
+from tests.services.java import from_source
 from tests.services.mariadb import PASSWORD, USER
 from tests.services.mysql import BinlogServer
 from tests.services.postgres import Database
@@ -179,22 +177,4 @@ def _command(program: str, *arguments: Path) -> list[str | Path]:
             Artifact("org.slf4j", "slf4j-simple", "1.7.36"),
         ],
     )
-    spark = find_spec("pyspark")
-    if spark is None or spark.origin is None:
-        raise LookupError("pyspark is not installed")
-    compiler = [
-        str(next((Path(spark.origin).parent / "jars").glob(pattern)))
-        for pattern in ("janino-*.jar", "commons-compiler-*.jar")
-    ]
-    return [
-        find_java().executable,
-        "-Xmx512m",
-        "-Dorg.codehaus.janino.UnitCompiler.defaultTargetVersion=8",
-        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-        "-cp",
-        os.pathsep.join([f"{jars}/*", *compiler]),
-        "org.codehaus.janino.SimpleCompiler",
-        _PROGRAMS / f"{program}.java",
-        program,
-        *arguments,
-    ]
+    return from_source(_PROGRAMS / f"{program}.java", f"{jars}/*", *arguments)

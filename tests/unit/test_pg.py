@@ -35,9 +35,12 @@ from changefeed.core.scram import Exchange, ScramError, Verifier
 from changefeed.pg.columns import columns_of
 from changefeed.pg.server import PgServer
 from changefeed.pg.values import TYPES, stored
+from changefeed.pg.views import VIEWS
 from grammar.parser import parse
 from tests.golden.world import World
 from tests.helpers.waiting import until
+from tests.services.ivy import Artifact, fetch
+from tests.services.java import from_source
 
 #: It ends by the limit of steps, after more than a second.
 ENDLESS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT max(n) FROM r"
@@ -252,6 +255,91 @@ def test_psql_describes_the_views(open_door: PgServer) -> None:
     assert 'f,"a,b"\n' in ran.stdout
     assert " public | changefeeds   | view | changefeed" in ran.stdout
     assert re.search(r"created +\| timestamp with time zone", ran.stdout)
+
+
+@pytest.mark.extended
+def test_pgjdbc_looks_around(world: World, closed_door: PgServer) -> None:
+    driver = fetch(Artifact("org.postgresql", "postgresql", "42.7.11"))
+    secret = token(world, "ann", " WITH role = 'admin'")
+    program = Path(__file__).parents[1] / "services" / "pg_java" / "JdbcLook.java"
+    url = f"jdbc:postgresql://{closed_door.address}/changefeed"
+    command = from_source(program, str(driver), url, secret)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert [line.split("\t") for line in ran.stdout.splitlines()] == [
+        ["major", "14"],
+        ["schemas", "information_schema pg_catalog public"],
+        ["tables", "changefeeds feed_tables"],
+        ["types", "text text _text timestamptz"],
+        ["primary", ""],
+        ["imported", ""],
+        ["indexes", ""],
+        ["typeinfo", "yes"],
+        ["prepared", "f 1700000000000"],
+        ["fetched", "public.items public.orders"],
+        ["show", "f"],
+        ["error", "42704"],
+        ["valid", "true"],
+    ]
+
+
+#: What DBeaver and Grafana ask first, and how many rows it has here.
+FIRST_QUERIES = {
+    "SELECT n.oid, n.*, d.description FROM pg_catalog.pg_namespace n LEFT OUTER JOIN"
+    " pg_catalog.pg_description d ON d.objoid = n.oid AND d.objsubid = 0 AND"
+    " d.classoid = 'pg_namespace'::regclass ORDER BY nspname": 3,
+    "SELECT db.oid, db.* FROM pg_catalog.pg_database db WHERE datname = 'changefeed'": 1,
+    "SELECT c.oid, c.*, d.description, pg_catalog.pg_get_expr(c.relpartbound, c.oid) AS expression,"
+    " pg_catalog.pg_get_partkeydef(c.oid) AS partition_key FROM pg_catalog.pg_class c LEFT OUTER"
+    " JOIN pg_catalog.pg_description d ON d.objoid = c.oid AND d.objsubid = 0 AND"
+    " d.classoid = 'pg_class'::regclass WHERE c.relnamespace = 2200"
+    " AND c.relkind NOT IN ('i', 'I', 'c')": len(VIEWS),
+    "SELECT current_setting('server_version_num')::int/100 AS version": 1,
+    'SELECT quote_ident(table_name) AS "table" FROM information_schema.tables WHERE'
+    " quote_ident(table_schema) NOT IN ('information_schema', 'pg_catalog') AND"
+    " quote_ident(table_schema) IN (SELECT CASE WHEN trim(s[i]) = '\"$user\"' THEN user ELSE"
+    " trim(s[i]) END FROM generate_series("
+    "array_lower(string_to_array(current_setting('search_path'), ','), 1),"
+    " array_upper(string_to_array(current_setting('search_path'), ','), 1)) AS i,"
+    " string_to_array(current_setting('search_path'), ',') s)": len(VIEWS),
+    'SELECT floor(extract(epoch FROM created)/60)*60 AS "time", count(*) FROM changefeeds'
+    " WHERE created BETWEEN '2020-01-01T00:00:00Z' AND '2030-01-01T00:00:00Z' GROUP BY 1": 1,
+}
+
+
+@pytest.mark.parametrize("query", FIRST_QUERIES)
+def test_what_tools_ask_first(open_door: PgServer, query: str) -> None:
+    with connect(open_door) as client:
+        assert len(ask(client, query)) == FIRST_QUERIES[query]
+
+
+@pytest.mark.parametrize(
+    ("expression", "name", "value"),
+    [
+        ("now() - created", "?column?", 0.0),
+        ("extract(epoch FROM now() - created)", "extract", 0.0),
+        ("date_trunc('week', created)", "date_trunc", datetime(2023, 11, 13, tzinfo=UTC)),
+        ("date_trunc('hour', created)", "date_trunc", datetime(2023, 11, 14, 22, tzinfo=UTC)),
+        ("created + interval '1 day'", "?column?", datetime(2023, 11, 15, 22, 13, 20, tzinfo=UTC)),
+        ("created::date", "date", "2023-11-14"),
+        ("topics[2]", "?column?", "orders"),
+        ("(full_table_names)[1]", "?column?", "shop.public.items"),
+        ("NAME", "name", "f"),
+        ('NAME AS "N"', "N", "f"),
+        ("string_agg(name, ',')", "string_agg", "f"),
+        ("count(*) FILTER (WHERE status = 'running')", "count", 1),
+        ("job_id = ANY(ARRAY[1, 2])", "?column?", True),
+        ("user", "current_user", "pg client"),
+        ("(SELECT max(g) FROM generate_series(1, 3) g)", "?column?", 3),
+    ],
+)
+def test_values_of_expressions(
+    open_door: PgServer, expression: str, name: str, value: object
+) -> None:
+    with connect(open_door) as client:
+        cursor = client.execute(f"SELECT {expression} FROM changefeeds")
+        assert cursor.fetchall() == [(value,)]
+        assert cursor.description is not None and cursor.description[0].name == name
 
 
 @pytest.mark.extended
