@@ -278,7 +278,7 @@ class Rounds:
         feed.record_event("schema", difference(event), table, event.at)
         owed = feed.tables[table]
         scanned = scan_has(event, owed)
-        if not owed.whole_scan_owed and not scanned and not self._sink_session.takes_rows:
+        if not scanned and not self._sink_session.takes_rows:
             check_message_key(event, feed.options)
         by_name = not self._sink_session.takes_rows
         if needs_backfill(event, feed.options, scanned=scanned, by_name=by_name):

@@ -135,7 +135,9 @@ class _Reader(TokenReader):
             return None
         while not self.ended and not self.skip("ON"):
             self.advance()
-        return self._of("ALTER", self._name())
+        named = self._name()
+        # What identifies a row may be another index from here on.
+        return named and DefinedTables("ALTER", (named,), clauses=(Clause("INDEX"),))
 
     def _alter(self, named: Named, *, ignores: bool) -> DefinedTables:
         self._wait()

@@ -164,12 +164,17 @@ class Shapes:
         self._noted[name] = _StatementNotes(announced=known is not None)
         if known is not None:
             why = f"{kind} TABLE: another table has the name, or rows of it were not read"
-            yield ShapeChange(known, known, rewritten=True, moved=True, why=why)
+            described, new = self._describe(name), known
+            if described is not None and _key(described) != _key(known):
+                # Said now: a scan sends the rows under this key, and none may follow.
+                new = self._known[name] = self._intern(self._logged(described))
+            yield ShapeChange(known, new, rewritten=True, moved=True, why=why)
 
     def _after(self, known: TableSchema, done: Effect) -> TableSchema:
         """The shape of a table as far as a statement says itself what became of its columns: a
         scan may come before the next row, and targets follow shapes in the order of the log."""
-        described = self._describe(known.table) if done.added or done.changed else None
+        needed = done.added or done.changed or not known.keyless
+        described = self._describe(known.table) if needed else None
         there = {} if described is None else {c.name.casefold(): c for c in described.columns}
         renamed = dict(done.renamed)
         changed = {definition.name.casefold(): definition for definition in done.changed}
@@ -185,18 +190,21 @@ class Shapes:
         new = (_defined(definition, there) for definition in done.added)
         columns += [column for column in new if column is not None]
         names = [column.name.casefold() for column in columns]
-        same = tuple(columns) == known.columns and not done.key
-        if same or len(set(names)) < len(names):
+        if len(set(names)) < len(names):
             return known
-        if there.keys() == set(names):
-            order = list(there)
-            columns.sort(key=lambda column: order.index(column.name.casefold()))
+        key_names = [renamed.get(column.name, column.name).casefold() for column in keys]
+        if described is not None and there.keys() == set(names):
+            if tuple(columns) != known.columns:
+                order = list(there)
+                columns.sort(key=lambda column: order.index(column.name.casefold()))
+            if not known.keyless:
+                key_names = _key(described)  # perhaps of another unique index
+        if done.key:
+            key_names = [name.casefold() for name in done.key]
         places = {column.name.casefold(): place for place, column in enumerate(columns)}
-        kept = [renamed.get(column.name, column.name) for column in keys]
-        made = [name.casefold() for name in done.key or kept]
-        if not places.keys() >= set(made):
+        if not places.keys() >= set(key_names):
             return known
-        key = tuple(places[name] for name in made)
+        key = tuple(places[name] for name in key_names)
         listed = key or tuple(range(len(columns)))
         after = replace(known, columns=tuple(columns), key=listed, keyless=not key, version=0)
         return known if after == known else self._intern(after)
@@ -381,6 +389,11 @@ class Shapes:
     def _column(self, sent: ColumnShape) -> Column:
         text = type_text(sent, self.charsets)
         return column_of(ColumnInfo(sent.name or "", text, sent.nullable))
+
+
+def _key(schema: TableSchema) -> list[str]:
+    """Names of the key's columns, in lower case; none of a table without a key."""
+    return [] if schema.keyless else [column.name.casefold() for column in schema.key_columns]
 
 
 def _defined(definition: ColumnDefinition, there: Mapping[str, Column]) -> Column | None:
