@@ -496,14 +496,16 @@ def test_a_backfill_is_owed_since_the_first_change_that_needs_it(
     [
         ({}, False, True),
         ({}, True, False),
-        ({"scan_wanted": True}, False, False),
+        ({"scan_wanted": True}, False, True),
+        ({"scan_wanted": True, "rescan": 1}, False, False),
         ({"schema_version": 2}, False, False),
     ],
 )
 def test_other_keys_of_messages_are_refused(
     fields: dict[str, Any], takes_rows: bool, refused: bool
 ) -> None:
-    """Unless rows are sent instead of messages, or a scan sends every row under its new key."""
+    """Unless rows are sent instead of messages, or RESCAN asks for every row under its new key. A
+    backfill that is owed for something else has nobody's word for that."""
     world = World(BacklogResult())
     world._update(T, **fields)
     world.sink_session.takes_rows = takes_rows
