@@ -678,6 +678,14 @@ def in_a_statement(thread: threading.Thread) -> bool:
     return False
 
 
+def test_an_answer_waits_for_no_acknowledgement(open_door: PgServer) -> None:
+    """Else each takes 40 ms."""
+    with connect(open_door):
+        (streams,) = open_door._tasks.values()
+        served = streams.writer.get_extra_info("socket")
+        assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_what_a_pool_states_between_its_users(open_door: PgServer) -> None:
     with connect(open_door) as client:
         client.execute("SELECT 1", prepare=True)
