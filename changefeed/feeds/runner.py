@@ -71,6 +71,7 @@ class FeedServices:
         ended: called by a feed's thread when it ends.
         sizes: how much is done at once.
         saves_together: the node writes the progress of feeds at rest, all of them at once.
+        holds_leases: waits until the node knows which leases it has; False if it ends before.
     """
 
     catalog: Catalog
@@ -83,6 +84,7 @@ class FeedServices:
     timings: Timings = field(default_factory=Timings)
     sizes: Sizes = field(default_factory=Sizes)
     saves_together: bool = False
+    holds_leases: Callable[[], bool] = lambda: True
 
 
 class FeedRunner:
@@ -111,6 +113,7 @@ class FeedRunner:
         self.source_runtime = source_runtime
         self._lease = lease
         self._stopping = threading.Event()
+        self._lost = threading.Event()
         self._reload = threading.Event()
         self._renamed = threading.Event()
         #: Set when the feed's thread has something to do; it ends a pause after an error.
@@ -125,6 +128,7 @@ class FeedRunner:
             sink,
             services.clock,
             services.timings.unanswered,
+            self._check_lease,
         )
         self._delivery = Delivery(
             job.name,
@@ -205,6 +209,15 @@ class FeedRunner:
         self._called.set()
         self.sink_session.interrupt()
         self.wake()
+
+    def lose_lease(self) -> None:
+        """Another node has the job: give nothing more to the sink, and end."""
+        self._lost.set()
+        self.request_stop()
+
+    def _check_lease(self) -> None:
+        if not self._services.holds_leases() or self._lost.is_set():
+            raise LeaseLost(self.job_id)
 
     def request_reload(self) -> None:
         """The job was altered: take its new row."""

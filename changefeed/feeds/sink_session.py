@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -52,13 +52,16 @@ class SinkSession:
         given: Sink | None = None,
         clock: Clock = SYSTEM_CLOCK,
         patience: float = math.inf,
+        check_lease: Callable[[], None] = lambda: None,
     ) -> None:
         """``given``: the one sink object of a sinkless feed, else sinks are made from the URI.
 
-        A call that takes longer than ``patience`` seconds shows in :meth:`waits`.
+        A call that takes longer than ``patience`` seconds shows in :meth:`waits`. ``check_lease``:
+        raises LeaseLost when another node has the job; asked before calls of the sink.
         """
         self._clock = clock
         self._patience = patience
+        self.check_lease = check_lease
         #: The call of the sink that is under way, and when it began; of the feed's own thread.
         self._call: tuple[str, Timestamp, Sink | None] | None = None
         self._catalog = catalog
@@ -107,6 +110,7 @@ class SinkSession:
 
     @contextmanager
     def _calling(self, doing: str, sink: Sink | None) -> Iterator[None]:
+        self.check_lease()
         before, self._call = self._call, (doing, self._clock.now(), sink)
         try:
             yield

@@ -58,6 +58,8 @@ from sinks.base import SparkAccess
 
 #: How many feeds a node has room for, for each core of its machine.
 FEEDS_PER_CORE: Final = 50
+#: How often a feed looks whether its leases were renewed, when they were not in time.
+HOLD_SECONDS: Final = 0.05
 
 
 class Node:
@@ -119,6 +121,7 @@ class Node:
             self.timings,
             sizes or Sizes(),
             saves_together=True,
+            holds_leases=self._holds_leases,
         )
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -128,6 +131,8 @@ class Node:
         self._next_turn = 0.0
         #: How often the pulse has begun: it stands still while one hangs.
         self.beats = 0
+        #: When leases were renewed last.
+        self._renewed = self.clock.monotonic()
         #: The error that each thread met last.
         self._errors: dict[str, str] = {}
         self._datasets = DatasetThreads(catalog, self.spark, self.clock, self.timings)
@@ -170,6 +175,7 @@ class Node:
         if not self._lock_file.acquire():
             return False
         self.is_node = True
+        self._renewed = self.clock.monotonic()
         self._clean_work()
         self.catalog.register_node(self.id, os.getpid(), max_feeds=self._max_feeds)
         for name, work in (
@@ -267,11 +273,25 @@ class Node:
             self.beats += 1
             leases = self.feeds.leases | self.sources.leases
             load = os.getloadavg()[0] / (os.cpu_count() or 1)
+            asked = self.clock.monotonic()
             lost = self.catalog.heartbeat(self.id, leases, self.timings.lease, load)
             self.feeds.stop_without_lease(lost)
             self.sources.note_lost(lost)
+            self._renewed = asked
 
         self._every_pulse("pulse", beat)
+
+    def _holds_leases(self) -> bool:
+        """Wait until leases were renewed within their time; False if the node ends before. Where
+        other nodes could have taken what is here, a process that stood still learns first whether
+        they did.
+        """
+        if not (self.is_node and self.sources.waits):
+            return True
+        while self.clock.monotonic() - self._renewed > self.timings.lease:
+            if self.clock.wait(self._stopping, HOLD_SECONDS):
+                return False
+        return True
 
     def _show(self) -> None:
         """Save what SHOW and SYNC read: how far the logs reach, and what the feeds wait for."""

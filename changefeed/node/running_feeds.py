@@ -208,7 +208,7 @@ class RunningFeeds:
         for runner in list(self._runners.values()):
             if runner.lease in lost:
                 log.warning("feed %s: the lease was lost, stopping", runner.name)
-                runner.request_stop()
+                runner.lose_lease()
 
     def show_waits(self) -> None:
         """Make every feed show what it waits for."""

@@ -43,6 +43,11 @@ class ScanSinks(Protocol):
         """Spark's executors may write what this sink object takes."""
         ...
 
+    @property
+    def check_lease(self) -> Callable[[], None]:
+        """Raises LeaseLost when another node has the job."""
+        ...
+
     def keeps(self, sink: Sink) -> bool:
         """The feed is exactly once by progress that this sink keeps."""
         ...

@@ -471,6 +471,7 @@ class ScanWriter:
             after=self._reading.at.previous(),
             scan=True,
         )
+        self._reading.host.sinks.check_lease()
         with self._reading.barrier.passing():
             receipt = self.sink.write(batch)
         self._receipts.append(receipt)

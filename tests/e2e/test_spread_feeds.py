@@ -14,16 +14,20 @@ import pytest
 from changefeed.api import Interpreter, Session
 from changefeed.catalog import Catalog, Status
 from changefeed.drain import drain
-from changefeed_testing.sinks.messages import Message
+from changefeed_testing.sinks.messages import Message, parse_message
 from changefeed_testing.sinks.readers import read_files
 from changefeed_testing.sinks.validators import OrderValidator, ResolvedValidator, validate
 from tests.conftest import PostgresFactory
 from tests.helpers.hosts import Host, catalog_of, hosts
 from tests.helpers.postgres_slots import drop_slot
 from tests.helpers.waiting import until
+from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 
 pytestmark = [pytest.mark.e2e, pytest.mark.postgres]
+
+#: Rows of a backlog that takes some time.
+BACKLOG = 200_000
 
 #: The room of each node.
 ROOM = 2
@@ -332,3 +336,54 @@ def test_a_source_that_lost_its_slot_is_read_again_for_all_feeds(nodes: Nodes) -
     for name in it.names:
         until(partial(it.arrived, name), f"all rows of {name} arrive")
     until(spread(it, captor, 2, 1), "spread again")
+
+
+@pytest.mark.extended
+@pytest.mark.kafka
+@pytest.mark.parametrize("delivery", ["at_least_once", "exactly_once"])
+def test_kafka_gets_no_new_promise_of_a_node_that_wakes_up(
+    nodes: Nodes, kafka: KafkaBroker, topic: str, delivery: str
+) -> None:
+    """It freezes amid the rows of a backlog, and another node delivers them meanwhile."""
+    it = nodes(2)
+    it.start(0, 1)
+    it.create("a", "b")
+    captor = it.captor()
+    assert captor is not None
+    it.execute(
+        f"CREATE CHANGEFEED k FOR TABLE shop.public.t INTO '{kafka.uri}?topic_prefix={topic}_' "
+        f"WITH resolved = '200ms', updated, delivery = '{delivery}'"
+    )
+    it.runs("k")
+    assert it.place("k") == 1 - captor
+    name, frozen = f"{topic}_t", it.machines[1 - captor]
+    until(lambda: kafka.topics().get(name), "the topic is there")
+    before = kafka.end(name)
+    it.shop.execute(f"insert into t select i, 'n' from generate_series(1, {BACKLOG}) i")
+    it.shop.execute("update t set note = note || '.'")
+    until(lambda: kafka.end(name) > before + 1000, "the first rows are there")
+    frozen.freeze()
+    until(lambda: it.place("k") == captor, "the captor takes the feed")
+
+    def sent() -> list[Message]:
+        return [parse_message(r.topic, r.partition, r.key, r.value) for r in kafka.messages(name)]
+
+    def arrived() -> bool:
+        newest = {m.key: m.after["note"] for m in sent() if m.after is not None}
+        return list(newest.values()).count("n.") == BACKLOG
+
+    until(arrived, "all rows arrive")
+    assert not frozen.printed.count("the lease was lost")
+    woken = kafka.end(name)
+    frozen.thaw()
+    until(lambda: "the lease was lost" in frozen.printed, "it notices")
+    it.shop.execute("update t set note = 'last' where id = 1")
+    until(lambda: any(m.after and m.after["note"] == "last" for m in sent()), "the last row")
+    found = sent()
+    validate(found, OrderValidator(), ResolvedValidator())
+    rows = [(m.key, m.at) for m in found if m.is_row]
+    repeats = len(rows) - len(set(rows))
+    late = [r for r in kafka.messages(name) if r.key is not None and r.offset >= woken]
+    print(f"{delivery}: {repeats} repeats, {len(late) - 1} of them after it woke up")
+    if delivery == "exactly_once":
+        assert not repeats and len(late) == 1

@@ -220,6 +220,20 @@ class KafkaBroker:
             if not name.startswith("__")
         }
 
+    def end(self, topic: str, partition: int = 0) -> int:
+        """The offset behind everything in a partition, also what is not committed."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "tests",
+                "isolation.level": "read_uncommitted",
+            }
+        )
+        try:
+            return int(consumer.get_watermark_offsets(TopicPartition(topic, partition))[1])
+        finally:
+            consumer.close()
+
     def messages(self, topic: str, count: int | None = None, timeout: float = 30.0) -> list[Record]:
         """Everything in a topic in order of partition and offset, aborted messages left out.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,3 +59,35 @@ def test_a_node_writes_what_feeds_at_rest_offer_and_at_once_if_a_statement_waits
             until(lambda: catalog.job(job.id).high_water == Timestamp(5), "another one")
         finally:
             node.stop()
+
+
+def test_a_feed_waits_until_its_node_knows_which_leases_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that stood still must not deliver what another node may have delivered since."""
+    with closing(Catalog.open(str(tmp_path / "state"))) as catalog:
+        catalog.set_log_place(str(tmp_path / "store"))
+        node = Node(catalog, str(tmp_path / "state"), timings=Timings(pulse=0.01))
+        go_on, beat, answers = threading.Event(), catalog.heartbeat, list[bool]()
+
+        def heartbeat(*arguments: Any) -> Any:
+            go_on.wait(60)
+            return beat(*arguments)
+
+        monkeypatch.setattr(catalog, "heartbeat", heartbeat)
+        assert node.start()
+        try:
+            assert node._holds_leases()
+            node._renewed -= 60.0
+            feed = threading.Thread(target=lambda: answers.append(node._holds_leases()))
+            feed.start()
+            feed.join(0.2)
+            assert feed.is_alive() and not answers
+            go_on.set()
+            feed.join(30)
+            assert answers == [True]
+        finally:
+            go_on.set()
+            node.stop()
+        node._renewed -= 60.0
+        assert not node._holds_leases(), "it has ended"

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from changefeed.catalog import Catalog
+from changefeed.catalog import Catalog, LeaseLost
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
@@ -18,7 +18,7 @@ from changefeed.core.table_errors import TableError
 from changefeed.feeds.feed import Feed
 from changefeed.feeds.sink_session import SinkSession
 from changefeed.spark.session import NodeSpark
-from sinks.base import Capabilities, Durability, Epoch, Receipt, Sink, SinkContext, Target
+from sinks.base import Batch, Capabilities, Durability, Epoch, Receipt, Sink, SinkContext, Target
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -156,3 +156,21 @@ def test_after_a_job_that_failed_another_sink_delivers_and_the_scan_goes_on(
     assert [sink.closed for sink in made] == [True, False]
     assert session.open() is not first
     assert session.for_scan({}) is scan
+
+
+def test_a_feed_without_its_lease_gives_nothing_to_its_sink(tmp_path: Path) -> None:
+    def lost() -> None:
+        raise LeaseLost(1)
+
+    catalog = cast(Catalog, SimpleNamespace(directory=str(tmp_path)))
+    # Any call of it would be an error of another kind.
+    sink = cast(Sink, SimpleNamespace(capabilities=Capabilities()))
+    feed = cast(Feed, SimpleNamespace(boundaries=None))
+    session = SinkSession(catalog, feed, "node", cast(NodeSpark, None), sink, check_lease=lost)
+    with pytest.raises(LeaseLost):
+        session.open()
+    session._sink = sink
+    with pytest.raises(LeaseLost):
+        session.write(cast(Batch, None))
+    with pytest.raises(LeaseLost):
+        session.commit(Epoch(1, Timestamp(5)), [Receipt(0, 1, 1)], [A], {})
