@@ -160,6 +160,11 @@ class PgServer:
             await self._client(streams)
         except PgError as error:
             await _farewell(streams, error)
+        except ChangefeedError as error:
+            # Who it is is not known: what the error says of the state is for the log.
+            log.warning("pg: a client could not log in: %s", error.message)
+            why = PgError("57P03", "the node cannot read its state", hint="try again later.")
+            await _farewell(streams, why)
         except (OSError, EOFError, TimeoutError):
             pass  # the client has gone, or never said who it is: there is no one to answer
         except asyncio.CancelledError:

@@ -475,6 +475,19 @@ def test_a_token_of_format_18_has_to_be_made_anew(world: World, closed_door: PgS
     connect(closed_door, user="ann", password=str(row[-1])).close()
 
 
+def test_a_state_that_cannot_be_read_is_why_nobody_logs_in(
+    world: World, closed_door: PgServer, tmp_path: Path
+) -> None:
+    secret = token(world, "ann")
+    (database,) = tmp_path.rglob("state.db")
+    away = database.rename(database.with_name("away"))
+    with pytest.raises(psycopg.OperationalError, match="the node cannot read its state") as caught:
+        connect(closed_door, user="ann", password=secret)
+    assert str(tmp_path) not in str(caught.value)
+    away.rename(database)
+    connect(closed_door, user="ann", password=secret).close()
+
+
 def test_a_name_alone_is_not_seen(world: World, closed_door: PgServer) -> None:
     token(world, "ann")
     with pytest.raises(psycopg.OperationalError):
