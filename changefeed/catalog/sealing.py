@@ -141,7 +141,8 @@ def require_reference(place: str) -> str:
     """
     if not has_references(place):
         raise _refused(
-            "--state-key has a key, and other users can see the arguments of a process",
+            "--state-key takes a reference, not a path or the key itself, which every user of the "
+            "machine could see in the arguments of the process",
             f"write --state-key '${{file:/path}}', or put the key into {STATE_KEY_VARIABLE}.",
         )
     return place

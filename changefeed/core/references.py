@@ -182,7 +182,7 @@ def _of_environment(name: str) -> str:
 def _of_file(name: str) -> str:
     reference = f"${{file:{name}}}"
     if not os.path.isabs(name):
-        raise _failed(reference, "the path is not absolute")
+        raise _failed(reference, "the path is not absolute", "write the whole path, from /.")
     try:
         with Path(name).open("rb") as file:
             content = file.read(LONGEST + 1)

@@ -125,7 +125,7 @@ class Views:
             cursor = database.execute(written, given)
         except sqlite3.Error as error:
             database.close()
-            raise self._problem(error) from error
+            raise self._problem(error, named) from error
         except (ChangefeedError, PgError):
             database.close()
             raise
@@ -133,7 +133,7 @@ class Views:
             database.close()
             raise PgError("0A000", "the query has a form that is not known here") from error
         names = [found[0] for found in cursor.description]
-        return self._typed(names, columns, cursor, database)
+        return self._typed(names, columns, cursor, database, named)
 
     def _typed(
         self,
@@ -141,13 +141,14 @@ class Views:
         columns: Sequence[tuple[str, int | None]] | None,
         cursor: sqlite3.Cursor,
         database: sqlite3.Connection,
+        named: Sequence[tuple[str, str]],
     ) -> tuple[list[PgColumn], Rows]:
         """Where a type cannot be read from the query, the first row has it."""
         try:
             first = cursor.fetchone()
         except sqlite3.Error as error:
             database.close()
-            raise self._problem(error) from error
+            raise self._problem(error, named) from error
         made = []
         for place, name in enumerate(names):
             if columns is not None and len(columns) == len(names):
@@ -157,10 +158,14 @@ class Views:
             if oid is None:
                 oid = _TYPES.get(type(first[place]) if first else str, TEXT)
             made.append(PgColumn(shown, oid))
-        return made, self._rows(first, cursor, database)
+        return made, self._rows(first, cursor, database, named)
 
     def _rows(
-        self, first: Sequence[Value] | None, cursor: sqlite3.Cursor, database: sqlite3.Connection
+        self,
+        first: Sequence[Value] | None,
+        cursor: sqlite3.Cursor,
+        database: sqlite3.Connection,
+        named: Sequence[tuple[str, str]],
     ) -> Rows:
         with closing(database):
             try:
@@ -168,7 +173,7 @@ class Views:
                     yield first
                     yield from cursor
             except sqlite3.Error as error:
-                raise self._problem(error) from error
+                raise self._problem(error, named) from error
 
     # -- what the query reads -------------------------------------------------------------
 
@@ -230,7 +235,7 @@ class Views:
 
         database.set_progress_handler(over, _STEP)
 
-    def _problem(self, error: sqlite3.Error) -> PgError:
+    def _problem(self, error: sqlite3.Error, named: Sequence[tuple[str, str]]) -> PgError:
         text = str(error)
         kind, _, name = text.partition(": ")
         if text == "interrupted":
@@ -245,7 +250,10 @@ class Views:
             hint = f'did you mean "{near}"?' if near else f"views are: {', '.join(VIEWS)}."
             return PgError("42P01", f'relation "{name}" does not exist', hint=hint)
         if kind == "no such column":
-            return PgError("42703", f'column "{name}" does not exist')
+            known = [each for _, view in named if view in VIEWS for each in VIEWS[view].names]
+            near = did_you_mean(name.rpartition(".")[2], known)
+            hint = f'did you mean "{near}"?' if near else f"columns are: {', '.join(known)}."
+            return PgError("42703", f'column "{name}" does not exist', hint=hint if known else "")
         if kind in ("no such function", "not authorized to use function"):
             return PgError("42883", f"function {name.lower()} does not exist here")
         if text.startswith("user-defined function"):

@@ -63,7 +63,8 @@ def own_values(
         if values and value.text.lower() not in values:
             reading.problem(
                 Code.INVALID_OPTION_VALUE,
-                f"unknown {name}: {value.text}, {one_of(values)}",
+                # What stands in the place of a token may be one.
+                f"unknown {name}{'' if name == 'token' else f': {value.text}'}, {one_of(values)}",
                 to_span(value.span),
             )
     return given

@@ -98,4 +98,5 @@ def require_role(role: Role | None, who: str, statement: nodes.Statement) -> Non
         raise ChangefeedError(
             Code.RIGHT_MISSING,
             f"the statement needs the role {needed}, and {who} has the role {role}",
+            hint=f"an admin can give another role: ALTER USER {who} WITH role = '{needed}'.",
         )

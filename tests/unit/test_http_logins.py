@@ -161,7 +161,9 @@ def test_a_viewer_reads_and_an_operator_steers(closed: Bench) -> None:
         status, body = closed.run(statement)
         assert (status, body["code"]) == (403, "CF1403"), statement
     refused = "the statement needs the role admin, and eve has the role viewer"
-    assert closed.run("SHOW USERS")[1]["error"] == refused
+    body = closed.run("SHOW USERS")[1]
+    assert body["error"] == refused
+    assert "ALTER USER eve WITH role = 'admin'" in body["hint"]
     assert closed.world.interpreter.feeds() == ["f"]
     closed.token = token(closed, "oscar", " WITH role = 'operator'")
     assert closed.json("/v1/feeds/f/pause", {})[1]["status"] == "paused"
@@ -237,6 +239,11 @@ def test_the_audit_keeps_the_newest(tmp_path: Path) -> None:
         ("CREATE USER b WITH expires = '-1h'", "CF1204", "expires is a duration as '90d'"),
         ("CREATE USER b WITH token = 'new'", "CF1205", "leave out the option token"),
         ("CREATE USER b WITH rol = 'viewer'", "CF1203", 'invalid option "rol"'),
+        (
+            "ALTER USER ann WITH token = 'Zq9-Zq9'",
+            "CF1204",
+            "unknown token, the valid value is 'new'",
+        ),
         ("ALTER USER anna WITH role = 'admin'", "CF1101", 'user "anna" does not exist'),
         ("DROP USER anna", "CF1101", 'user "anna" does not exist'),
     ],

@@ -163,6 +163,19 @@ def test_an_error_carries_the_hint_and_the_code(open_door: PgServer) -> None:
     assert caught.value.diag.source_function == "CF1101"
 
 
+def test_a_column_that_is_not_there_has_a_hint(open_door: PgServer) -> None:
+    hints = {
+        "SELECT c.nme FROM changefeeds c": 'did you mean "name"?',
+        "SELECT name FROM users": "columns are: user, role, created, expires, seen.",
+        "SELECT relnme FROM pg_class": None,
+    }
+    with connect(open_door) as client:
+        for query, hint in hints.items():
+            with pytest.raises(psycopg.errors.UndefinedColumn) as caught:
+                ask(client, query)
+            assert caught.value.diag.message_hint == hint
+
+
 def test_transactions_are_a_state_and_undo_nothing(open_door: PgServer) -> None:
     with psycopg.connect(info(open_door)) as client:
         warnings: list[str | None] = []

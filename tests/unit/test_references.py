@@ -152,6 +152,7 @@ def test_an_error_says_which_and_why_and_no_content(reference: str, why: str) ->
     assert "Zq9" not in f"{error.message}{error.detail}{error.hint}{error!r}"
     kind = reference[:6]
     assert kind in error.message
+    assert (error.hint == "write the whole path, from /.") == ("relative" in reference)
 
 
 def test_a_command_has_a_time_limit_with_all_that_it_started(tmp_path: Path) -> None:
