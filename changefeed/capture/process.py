@@ -565,7 +565,7 @@ def capture(state: str, task: CaptureTask, tell: Tell) -> None:
         tend.start()
         life.run()
     except ChangefeedError as error:
-        raise refused_login(error, connection.uri) from error
+        raise refused_login(error, lambda: [connection.uri]) from error
     finally:
         images.stop()
         writer.close()

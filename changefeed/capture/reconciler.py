@@ -21,7 +21,6 @@ from changefeed.catalog.model import DesiredStatus, Job, Status, TableProgress, 
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import LOG_LOST, Action, ChangefeedError, Code
 from changefeed.core.internal_errors import FailureCounter
-from changefeed.core.references import refused_login
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 
@@ -221,8 +220,7 @@ class SourceReconciler:
                 Code.LOG_NOT_WRITABLE, f"cannot remove the change log: {error.strerror}"
             )
         else:
-            error = refused_login(error, self._catalog.connection(self.name).uri)
-            self._source_runtime().read_secrets_again()
+            error = self._source_runtime().read_secrets_again(error)
         if self.error is None or self.error.message != error.message:
             doing = "cannot remove what it keeps for us yet: " if leaving else ""
             log.warning("source %s: %s%s %s", self.name, doing, error.code.number, error.message)

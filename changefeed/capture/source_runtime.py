@@ -24,7 +24,7 @@ from changefeed.catalog import Catalog, SourceLease
 from changefeed.catalog.model import DesiredStatus
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import Action, ChangefeedError, Code
-from changefeed.core.references import has_references
+from changefeed.core.references import has_references, refused_login
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
@@ -113,11 +113,15 @@ class SourceRuntime:
                 self._source = open_source(self.name, self._uri)
             return self._source
 
-    def read_secrets_again(self) -> None:
-        """After an error: if the connection refers to secrets, open it again when it is used."""
+    def read_secrets_again(self, error: ChangefeedError) -> ChangefeedError:
+        """After an error: if the connection refers to secrets, open it again when it is used.
+
+        Returns ``error``, as of :func:`refused_login`.
+        """
         with self._lock:
             if has_references(self._uri):
                 self._source = None
+            return refused_login(error, lambda: [self._uri])
 
     def follow_connection(self) -> None:
         """If the connection was altered, open it again and restart the capture."""

@@ -15,7 +15,7 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -80,11 +80,14 @@ def resolved_uri(uri: str) -> str:
     return _substituted(address) + mark + parameters
 
 
-def refused_login(error: ChangefeedError, *places: str) -> ChangefeedError:
+def refused_login(error: ChangefeedError, places: Callable[[], Iterable[str]]) -> ChangefeedError:
     """``error``, or CF1208 in its place if it is a refused login and one of these URIs and options
-    has a reference: the next attempt reads the secret again, which may have been replaced."""
+    has a reference: the next attempt reads the secret again, which may have been replaced.
+
+    ``places`` is not called after another error: it may need the state, which may be the cause.
+    """
     refused = error.code in (Code.SOURCE_REFUSED_LOGIN, Code.SINK_REFUSED_LOGIN)
-    if not refused or not any(map(has_references, places)):
+    if not refused or not any(map(has_references, places())):
         return error
     return ChangefeedError(
         Code.SECRET_UNREADABLE,

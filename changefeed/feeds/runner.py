@@ -451,9 +451,9 @@ class FeedRunner:
         self._scanning.stop(self._feed)
         self.sink_session.close()
         self._save_quietly()
-        refused, error = error, refused_login(error, *self._feed.places())
+        refused, error = error, refused_login(error, self._feed.places)
         if error is not refused:
-            self.source_runtime.read_secrets_again()
+            self.source_runtime.read_secrets_again(error)
             self._reload.set()
         if error.action is Action.RETRY and self._stopping.is_set():
             return True  # it stops now, and the stop may have caused the error

@@ -33,6 +33,9 @@ class FakeSourceRuntime:
         self.forgot = 0
         self.clean = True
 
+    def read_secrets_again(self, error: ChangefeedError) -> ChangefeedError:
+        return error
+
     def follow_connection(self) -> None:
         """Connections do not change here."""
 

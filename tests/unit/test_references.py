@@ -199,8 +199,12 @@ def test_a_check_tells_of_a_missing_reference() -> None:
 
 def test_a_refused_login_is_tried_again_where_the_secret_may_be_replaced() -> None:
     error = ChangefeedError(Code.SOURCE_REFUSED_LOGIN, "password authentication failed")
-    assert refused_login(error, "postgresql://u:p@h/d") is error
-    other = refused_login(error, "postgresql://u:${env:P}@h/d")
+    assert refused_login(error, lambda: ["postgresql://u:p@h/d"]) is error
+    other = refused_login(error, lambda: ["postgresql://u:${env:P}@h/d"])
     assert (other.action, other.message) == (Action.RETRY, error.message)
     broke = ChangefeedError(Code.STREAM_BROKE, "gone")
-    assert refused_login(broke, "postgresql://u:${env:P}@h/d") is broke
+
+    def unreachable() -> list[str]:
+        raise ChangefeedError(Code.STATE_UNREACHABLE, "the state is away")
+
+    assert refused_login(broke, unreachable) is broke

@@ -133,7 +133,6 @@ class Bench:
         self, folder: Path, sink_uri: str = "null://", end: int | None = None, **options: str
     ) -> None:
         self.catalog = Catalog.open(folder)
-        self.catalog.create_connection("shop", "postgresql://127.0.0.1/shop")
         tables = tuple(TableProgress(table, table.name) for table in (T, U))
         spec = JobSpec("shop", ("TABLE t",), tables, sink_uri=sink_uri, name="f",
                        options={"retry_for": "2h", **options},
