@@ -22,9 +22,7 @@ _IDS = "write the ids: PAUSE JOBS 1, 2; SHOW JOBS WHERE status = 'failed' lists 
 _WHERE = "write the condition: SHOW JOBS WHERE status = 'failed' ORDER BY created"
 _COMMENT = "changefeeds have no comments: keep yours in the .sql file that creates them"
 _LINEAGE = "SHOW CHANGEFEED name TABLES shows the target of each table, SHOW CHANGEFEEDS the sinks"
-_GOAL = (
-    "goals are set by an alert on changefeed_lag_seconds (docs/operating.md); verify checks rows"
-)
+_GOAL = "write slo = '99% within 5m' (docs/operating.md); verify checks rows"
 _SLOT = "the URI of CREATE EXTERNAL CONNECTION takes publication=name and slot=name"
 
 #: Option of another product, with ``_`` for each ``.`` and ``-`` -> what to write here.
@@ -68,7 +66,6 @@ _OPTIONS = {
     "scan_startup_mode": _SCAN,
     "schema_include_list": _TABLES,
     "skipped_operations": "deletes = 'no' leaves deletes out",
-    "slo": _GOAL,
     "slot_drop_on_stop": "the slot is dropped with the last feed of the connection",
     "slot_name": _SLOT,
     "snapshot_mode": _SCAN,

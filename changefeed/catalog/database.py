@@ -410,7 +410,11 @@ class Database:
             )
         self._seal_all(connection, first)
         if not new:
-            log.info("state %s: its secrets are encrypted by key %s from now on", self.shown, first)
+            # Also a process that only lists feeds does this, and its user is to see it.
+            log.warning(
+                "state %s: its secrets are encrypted by key %s from now on; nodes and shells "
+                "without it are refused", self.shown, first,
+            )  # fmt: skip
         return not new
 
     def _scrub(self) -> None:

@@ -162,7 +162,10 @@ def living_nodes(connection: Connection, now: int) -> str:
         )
     )
     living = [row for row in rows if not has_ended(row.pid, row.host)]
-    return ", ".join(f"{row.id} (version {row.version}, {row.host})" for row in living)
+    hosts = [row.host.partition(" ")[0] for row in living]
+    return ", ".join(
+        f"{row.id} (version {row.version}, {host})" for row, host in zip(living, hosts, strict=True)
+    )
 
 
 def _refuse_nodes(connection: Connection, shown: str, has: int, now: int) -> None:

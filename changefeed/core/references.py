@@ -36,6 +36,8 @@ PATIENCE = 30.0
 #: The longest secret, in bytes: a chain of certificates, not a file that never ends.
 LONGEST = 1 << 20
 
+#: In a URI, one that is percent-encoded is part of a password.
+_UNKNOWN = re.compile(r"\$\{(?!(?:env|file|exec):)[A-Za-z][\w-]*:[^}]*\}")
 _ENCODED = re.compile(r"%24%7B(?:env|file|exec)%3A.*?%7D", re.IGNORECASE)
 
 
@@ -58,6 +60,7 @@ def resolved_text(text: str, patience: float = PATIENCE) -> str:
             return _of_command(found[2], patience)
         return (_of_file if found[1] == "file" else _of_environment)(found[2])
 
+    _refuse_unknown(text)
     return REFERENCE.sub(read, text)
 
 
@@ -68,6 +71,7 @@ def resolved_uri(uri: str) -> str:
         ChangefeedError: CF1208 a secret cannot be read, CF1201 a reference stands where the URI
             has no secret and what it refers to would be shown.
     """
+    _refuse_unknown(uri)
     if not has_references(uri):
         return uri
     encoded = encode_references(uri)
@@ -134,6 +138,17 @@ def _parameter(part: str) -> str:
     if not is_secret(unquote(name)) and "://" in plain:
         return f"{name}{equal}{quote(resolved_uri(plain), safe='')}"
     return _substituted(part)
+
+
+def _refuse_unknown(text: str) -> None:
+    if _UNKNOWN.search(text):
+        # Its text may be a password.
+        raise _failed(
+            "${..:..}",
+            "there is no reference of this kind",
+            "the kinds are env, file and exec (docs/secrets.md). For a password that has ${ in a "
+            "URI, write %24%7B.",
+        )
 
 
 def _require_places(uri: str) -> None:

@@ -57,7 +57,7 @@ def test_no_option_of_ours_is_foreign() -> None:
         ("ALTER CHANGEFEED f COMMENT 'x'", "COMMENT", "no comments"),
         ("SHOW LINEAGE", "LINEAGE", "SHOW CHANGEFEED name TABLES"),
         ("SHOW CHANGEFEED f LINEAGE", "LINEAGE", "SHOW CHANGEFEED name TABLES"),
-        ("CREATE SLO fresh", "SLO", "changefeed_lag_seconds"),
+        ("CREATE SLO fresh", "SLO", "slo = '99% within 5m'"),
         ("SHOW JOBS WITH late AS (SHOW JOBS) SELECT * FROM late", "WITH", "write the condition"),
         ("SHOW CHANGEFEED JOBS WITH full_table_names", "WITH", "always listed"),
     ],
@@ -70,8 +70,7 @@ def test_a_statement_that_does_not_exist_has_a_hint(statement: str, word: str, s
 
 
 def test_goals_and_comments_are_no_options() -> None:
-    assert "changefeed_lag_seconds" in (foreign.option("slo") or "")
-    assert foreign.option("max_lag") == foreign.option("slo")
+    assert "slo = '99% within 5m'" in (foreign.option("max_lag") or "")
     assert "comments" in (foreign.option("comment") or "")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -153,6 +153,17 @@ def test_an_error_says_which_and_why_and_no_content(reference: str, why: str) ->
     kind = reference[:6]
     assert kind in error.message
     assert (error.hint == "write the whole path, from /.") == ("relative" in reference)
+
+
+@pytest.mark.parametrize("resolve", [resolved_text, resolved_uri])
+def test_a_reference_of_no_kind_is_no_password(resolve: Callable[[str], str]) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        resolve("postgresql://app:${vault:Zq9}@db/shop")
+    assert caught.value.code is Code.SECRET_UNREADABLE
+    assert "kinds are env, file and exec" in caught.value.hint
+    assert "Zq9" not in f"{caught.value!r}{caught.value.message}"
+    assert resolved_uri("postgresql://app:%24%7Bvault:Zq9%7D@db/shop").startswith("postgresql")
+    assert resolved_text("a ${SHELL} of ${0:x}") == "a ${SHELL} of ${0:x}"
 
 
 def test_a_command_has_a_time_limit_with_all_that_it_started(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import logging
 import os
 import shutil
+import socket
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -147,14 +149,18 @@ def test_both_alphabets_are_one_key(place: Path, opened: Callable[[], Catalog]) 
 
 
 def test_a_state_is_encrypted_when_it_first_gets_a_key(
-    tmp_path: Path, opened: Callable[[], Catalog]
+    tmp_path: Path, opened: Callable[[], Catalog], caplog: pytest.LogCaptureFixture
 ) -> None:
     plain = Catalog.open(tmp_path / "state")
     fill(plain)
     plain.register_node("n1", os.getpid())
-    assert "nodes without the key use it: n1" in refused(opened)
+    message = refused(opened)
+    assert "nodes without the key use it: n1" in message
+    assert f", {socket.gethostname()})" in message, "a host, without what is for programs"
     plain.unregister_node("n1")
     catalog = opened()
+    (warning,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "its secrets are encrypted by key" in warning.getMessage()
     assert in_files(tmp_path / "state") == set()
     check(catalog)
     # A process that had it open before can neither read nor add one in the clear.
