@@ -11,11 +11,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import NodeSpark
+from tests.helpers.waiting import until
+from tests.services.spark_cluster import SparkCluster
 
 
 def work(engine: NodeSpark) -> int:
@@ -86,7 +89,27 @@ def stop_early() -> dict[str, object]:
     return {"left": left, "alive": engine.alive}
 
 
+def cores() -> dict[str, object]:
+    """Workers come to a cluster in the folder of the second argument, and one is killed: the cores
+    that the node counts."""
+    cluster = SparkCluster(Path(sys.argv[2]), workers=1).start()
+    try:
+        with NodeSpark(master=cluster.master, settings=cluster.properties) as spark:
+            spark.session()
+            found = [spark.state().cores]
+            cluster.add_worker()
+            cluster.add_worker()
+            until(lambda: spark.state().cores == 3, "the node sees executors that came late")
+            found += [spark.report().cores]
+            cluster.kill_worker(2)
+            until(lambda: spark.state().cores == 2, "the node sees that one is gone")
+        return {"cores": found}
+    finally:
+        cluster.stop()
+
+
 SCENARIOS: dict[str, Callable[[], dict[str, object]]] = {
+    "cores": cores,
     "heal": heal,
     "orphan": orphan,
     "stop_early": stop_early,
