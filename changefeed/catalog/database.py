@@ -399,8 +399,7 @@ class Database:
         if _KEY in found or not self._sealer.has_keys:
             return False
         first = self._sealer.first()
-        now = self.clock.now().wall if self._home is not None else server_time(connection)
-        living = upgrades.living_nodes(connection, now)
+        living = upgrades.living_nodes(connection, shared_time(connection, self.clock))
         if living:
             raise ChangefeedError(
                 Code.STATE_KEY_NOT_USABLE,
@@ -464,9 +463,7 @@ class Database:
                         connection,
                         found,
                         shown=self.shown,
-                        now=self.clock.now().wall
-                        if self._home is not None
-                        else server_time(connection),
+                        now=shared_time(connection, self.clock),
                         file=StateLayout(self._home).database if self._home is not None else None,
                     )
                 sealed = self._take_key(connection, found, new=new)
@@ -529,6 +526,14 @@ def server_time(connection: Connection) -> int:
     """The time of a PostgreSQL server, ns: one clock for all machines that share the state."""
     micros = "SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint"
     return int(connection.execute(text(micros)).scalar_one()) * 1_000
+
+
+def shared_time(connection: Connection, clock: Clock) -> int:
+    """The time, ns, by a clock that all nodes of the state share: the machine's, which is
+    ``clock``, where they are on one (SQLite), the server's on PostgreSQL."""
+    if connection.dialect.name != "postgresql":
+        return clock.now().wall
+    return server_time(connection)
 
 
 def _identity(database: str) -> tuple[int, int] | None:
@@ -693,11 +698,8 @@ class CatalogPart:
         return self._clock.now().wall
 
     def _shared_now(self, transaction: Connection) -> int:
-        """The time, ns, by a clock that all nodes of the state share: the machine's where they are
-        on one (SQLite), the server's on PostgreSQL."""
-        if self._own_clock or transaction.dialect.name != "postgresql":
-            return self._now()
-        return server_time(transaction)
+        """As of :func:`shared_time`; a clock that was given is for all times."""
+        return self._now() if self._own_clock else shared_time(transaction, self._clock)
 
 
 def named(table: Table, name: TableName) -> ColumnElement[bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from weakref import WeakKeyDictionary
@@ -11,7 +10,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.addresses import address_of, listen, unusable_certificate
 
 #: Seconds between two looks at connections that say nothing.
 _LOOK = 1
@@ -48,17 +47,10 @@ class HttpServer:
         """
         cert, key = tls or (None, None)
         self._scheme = "http" if tls is None else "https"
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._stopping = stopping or threading.Event()
         self._read_timeout = read_timeout
         self._idle: WeakKeyDictionary[H11Protocol, float] = WeakKeyDictionary()
-        try:
-            self._socket = socket.create_server((host, port), family=family, backlog=128)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ChangefeedError(
-                Code.ADDRESS_IN_USE, f"cannot listen on {host}:{port}: {reason}"
-            ) from error
+        self._socket = listen(host, port)
         config = uvicorn.Config(
             application,
             ssl_certfile=cert,
@@ -80,20 +72,16 @@ class HttpServer:
         )
         try:
             config.load()
-        except OSError as error:  # ssl.SSLError, too
+        except OSError as error:
             self._socket.close()
-            reason = error.strerror or str(error)
-            raise ChangefeedError(
-                Code.CERTIFICATE_NOT_USABLE, f"cannot use {cert} with {key}: {reason}"
-            ) from error
+            raise unusable_certificate(cert, key, error) from error
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
     @property
     def address(self) -> str:
         """``http://host:port``, or ``https``."""
-        host, port = self._socket.getsockname()[:2]
-        return f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"{self._scheme}://{address_of(self._socket)}"
 
     def __enter__(self) -> HttpServer:
         self._thread.start()

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from anyio import CapacityLimiter, to_thread
 
 from changefeed.api import Interpreter, Role, Session
-from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.addresses import address_of, listen, unusable_certificate
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.scram import MECHANISM, Exchange, ScramError, Verifier
 from changefeed.core.telemetry import log
 from changefeed.pg import messages
@@ -86,14 +87,7 @@ class PgServer:
         self._interpreter, self._logins, self._patience = interpreter, logins, patience
         self._most = clients
         self._tls = None if tls is None else _context(*tls)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._socket = socket.create_server((host, port), family=family, backlog=128)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise ChangefeedError(
-                Code.ADDRESS_IN_USE, f"cannot listen on {host}:{port}: {reason}"
-            ) from error
+        self._socket = listen(host, port)
         # A client whose machine has gone must not keep its place.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._stopping = threading.Event()
@@ -108,8 +102,7 @@ class PgServer:
     @property
     def address(self) -> str:
         """``host:port``."""
-        host, port = self._socket.getsockname()[:2]
-        return f"{f'[{host}]' if ':' in host else host}:{port}"
+        return address_of(self._socket)
 
     def __enter__(self) -> PgServer:
         self._thread.start()
@@ -365,11 +358,8 @@ def _context(cert: str, key: str) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(cert, key)
-    except OSError as error:  # ssl.SSLError, too
-        reason = error.strerror or str(error)
-        raise ChangefeedError(
-            Code.CERTIFICATE_NOT_USABLE, f"cannot use {cert} with {key}: {reason}"
-        ) from error
+    except OSError as error:
+        raise unusable_certificate(cert, key, error) from error
     return context
 
 
