@@ -2,7 +2,7 @@
 
 Releases from 0.2.0 (format 18) on are upgraded, in one transaction, by the process that opens the
 state first. A step is written with Alembic's operations. It may add tables, columns and indexes and
-change values; SQLite cannot alter a column in place, and making a table anew (Alembic's batch mode)
+change values; SQLite cannot alter a column in place, and copying a table (Alembic's batch mode)
 would delete the rows that refer to it.
 """
 

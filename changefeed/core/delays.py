@@ -62,7 +62,7 @@ class Delays:
         return sum(self.counts)
 
     def judged(self, within: float) -> Delays:
-        """The same, to count rows as in time up to ``within``; another bound begins anew."""
+        """The same, to count rows as in time up to ``within``; another bound begins at zero."""
         if within == self.within:
             return self
         return replace(self, within=within, hours=(), days=())

@@ -85,7 +85,7 @@ class Exchange:
         """
         text = _ascii(message)
         parts = text.split(",", 2)
-        # y: the client could bind the channel, and was told that we cannot.
+        # y: the client could bind the channel, and this server has said that it cannot.
         if len(parts) < 3 or parts[0] not in ("n", "y") or parts[1]:
             raise ScramError("the first message is not of SCRAM-SHA-256 without channel binding")
         self._header, bare = f"{parts[0]},,".encode(), parts[2]

@@ -47,7 +47,7 @@ class NodeSession(ABC):
     @property
     @abstractmethod
     def cores(self) -> int:
-        """How many tasks it runs at the same time, asked anew each time where that is cheap; see
+        """How many tasks it runs at the same time, looked up at each call where that is cheap; see
         :func:`.internals.sessions.core_count`."""
 
     @property

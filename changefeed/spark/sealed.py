@@ -79,7 +79,7 @@ class SealedFunction:
 
 @contextmanager
 def sealed(function: BatchFunction, host: str) -> Iterator[SealedFunction]:
-    """The function in a form that tells nothing to who sees it; workers can open it in this block.
+    """The function as ciphertext, which workers can open in this block.
 
     Args:
         host: the address at which workers reach this process.

@@ -1,6 +1,6 @@
 """What Spark gets of a job's tasks: no secret that they carry, and workers can use it all the same.
 
-Every way of a job of tasks is here; its workers return what only the opened task tells them.
+Every way of a job of tasks is here; its workers return what only the opened task has.
 """
 
 from __future__ import annotations

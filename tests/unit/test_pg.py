@@ -478,7 +478,7 @@ def test_an_ended_token_is_refused(world: World, closed_door: PgServer) -> None:
         connect(closed_door, user="ann", password=secret)
 
 
-def test_a_token_of_format_18_has_to_be_made_anew(world: World, closed_door: PgServer) -> None:
+def test_a_token_of_format_18_has_to_be_replaced(world: World, closed_door: PgServer) -> None:
     secret = token(world, "ann")
     with world.catalog._database.write() as transaction:
         transaction.execute(sa.update(tables.user).values(scram=None))

@@ -1,4 +1,4 @@
-"""How many tasks a Spark runs at the same time is asked anew, since executors come and go."""
+"""How many tasks a Spark runs at once is looked up each time, since executors come and go."""
 
 from __future__ import annotations
 
