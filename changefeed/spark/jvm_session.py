@@ -82,7 +82,7 @@ class SessionSpec:
 class JvmSession(NodeSession):
     """One JVM and its session, from start to end."""
 
-    step = "Spark starts: its JVM before this one ends"
+    step = "Spark starts after what is left of its previous JVM"
 
     def __init__(
         self, spec: SessionSpec, lost: Callable[[ChangefeedError], None] = lambda error: None

@@ -128,6 +128,9 @@ def ending(scan: ScanProgress | None, seconds: float, rows: int = 0) -> str:
         return "the feed is gone"
     if scan.error:
         return f"{scan.name} is {scan.status}: {scan.error}"
+    if scan.wanted:
+        read = f": {scan.rows:,} of about {scan.total:,} rows" if scan.total else ""
+        return f"{scan.name} is {scan.status} before its initial scan is done{read}"
     counted = f" of about {rows:,} rows ({rows / seconds:,.0f} rows/s)" if rows else ""
     return f"{scan.name}: initial scan{counted} done in {_clock(seconds)}, it is {scan.status}"
 

@@ -442,6 +442,9 @@ def test_how_a_scan_ended() -> None:
         ending(ScanProgress("f", "failed", "", False, error="no disk"), 1) == "f is failed: no disk"
     )
     assert ending(None, 1) == "the feed is gone"
+    assert ending(ScanProgress("f", "stopped", "", True, 200, 20200), 9, 20200) == (
+        "f is stopped before its initial scan is done: 200 of about 20,200 rows"
+    )
     assert ending(ScanProgress("f", "running", "", False), 4, 1_000_000) == (
         "f: initial scan of about 1,000,000 rows (250,000 rows/s) done in 4s, it is running"
     )
