@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -209,7 +210,8 @@ class Monitor:
         place = shown.columns.index("status")
         lines = [
             f'<tr class="{html.escape(str(exact[place]))}">'
-            + "".join(f"<td>{'' if c is None else html.escape(_words(c))}</td>" for c in row)
+            + f'<td><a href="/v1/feeds/{quote(str(row[0]), safe="")}">{_cell(row[0])}</a></td>'
+            + "".join(f"<td>{_cell(cell)}</td>" for cell in row[1:])
             + "</tr>"
             for exact, row in zip(shown.rows, people.rows, strict=True)
         ]
@@ -219,8 +221,10 @@ class Monitor:
         return _PAGE.format(state=state, at=at, head=head, body=body)
 
 
-def _words(cell: object) -> str:
-    return cell.words if isinstance(cell, ShownText) else str(cell)
+def _cell(cell: object) -> str:
+    if cell is None:
+        return ""
+    return html.escape(cell.words if isinstance(cell, ShownText) else str(cell))
 
 
 _TROUBLE = ", ".join(f"tr.{status}" for status in sorted(TROUBLE))

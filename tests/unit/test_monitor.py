@@ -92,6 +92,8 @@ def test_the_page_shows_the_feeds_and_no_secret(bench: Bench) -> None:
     bench.world.run("CREATE CHANGEFEED \"<b>\" FOR orders INTO 'kafka://u:hunter2@k:9092'")
     status, page = bench.get("/?x=1")
     assert status == 200 and "&lt;b&gt;" in page and "<b>" not in page
+    assert '<a href="/v1/feeds/%3Cb%3E">' in page, "a name leads to all about its feed"
+    assert "kafka" in bench.get("/v1/feeds/%3Cb%3E")[1]
     for path in ("/", "/metrics"):
         assert not [secret for secret in SECRETS if secret in bench.get(path)[1]]
 
