@@ -9,7 +9,7 @@ import re
 
 _CONNECTION = "write CREATE EXTERNAL CONNECTION name AS 'uri'"
 _MIRROR = "write CREATE CHANGEFEED name FOR table, ... INTO 'uri'"
-_ACCESS = "anyone who can read the state directory may do everything"
+_ROLES = "rights are roles of whole users: CREATE USER name WITH role = 'viewer'; \\h CREATE USER"
 _TYPES = "it cannot be set; docs/from-debezium.md lists how each type is written"
 _URI = "write it in the URI of CREATE EXTERNAL CONNECTION"
 _BUFFERS = "changefeed start --max-memory limits memory; kafka_sink_config sets Kafka's batches"
@@ -46,7 +46,7 @@ _OPTIONS = {
     "errors_tolerance": "a table with a value that does not fit stops; the other tables continue",
     "exactly_once_source_support": "write delivery = 'exactly_once'",
     "exactly_once_support": "write delivery = 'exactly_once'",
-    "execution_locality": "it is not supported: one node runs all feeds of a state",
+    "execution_locality": "it is not supported: nodes that share a log share the feeds out",
     "gc_protect_expires_after": _RETENTION,
     "heartbeat_interval_ms": "write resolved = '10s'",
     "ignore_disable_changefeed_replication": "it is not supported: a feed has every change",
@@ -117,7 +117,7 @@ _STATEMENTS = tuple(
         (r"(COMMENT ON|ALTER CHANGEFEED \S+ COMMENT)\b", _COMMENT),
         (r"(SHOW )?LINEAGE\b|SHOW CHANGEFEED \S+ LINEAGE\b", _LINEAGE),
         (r"(CREATE|ALTER|DROP|SHOW) SLOS?\b", _GOAL),
-        (r"(GRANT|REVOKE)\b", f"rights are not supported: {_ACCESS}"),
+        (r"(GRANT|REVOKE)\b", _ROLES),
         (r"(CREATE|ALTER|DROP|PAUSE|RESUME|SHOW) ((PAUSED|RUNNING|BACKUP) )?SCHEDULES?\b", _CRON),
         (r"(EXPLAIN )?(CANCEL|PAUSE|RESUME|SHOW) JOBS FOR SCHEDULES?\b", _CRON),
         (r"(CANCEL|PAUSE|RESUME) JOBS \(*\s*(SELECT|VALUES|WITH)\b", _IDS),
