@@ -50,7 +50,7 @@ class SourceRuntime:
         state: str,
         name: str,
         *,
-        capturing: bool,
+        capturing: Callable[[], bool],
         lease: SourceLease | None = None,
         disk: int | None = None,
         copies: int | None = None,
@@ -59,7 +59,9 @@ class SourceRuntime:
         timings: Timings | None = None,
         held_up: Callable[[], str] = lambda: "",
     ) -> None:
-        """``capturing``: run the capture here; else only read the log that another process writes.
+        """``capturing``: whether the capture is to run here now; else the log that another process
+        writes is only read. A process that read it may become the node.
+
         ``lease``: the node's right to write the source's shared log; a shared log of which another
         node has it is followed.
 
@@ -185,7 +187,7 @@ class SourceRuntime:
 
     def _start_capture(self) -> None:
         with self._lock:
-            if self._supervisor is None and self._capturing and not self.log.closed:
+            if self._supervisor is None and self._capturing() and not self.log.closed:
                 self.log.retry()
                 self._supervisor = CaptureSupervisor.for_source(
                     self._state,
@@ -284,7 +286,7 @@ class SourceRuntime:
                     detail=why or "no node of this state started it",
                 )
             self._clock.wait(stop, POLL_SECONDS)
-        if not self._capturing:
+        if not self._capturing():
             self.log.follow()
 
     def close(self) -> None:

@@ -106,15 +106,15 @@ class NodeSources:
             runtimes = self._runtimes if ours else self._followed
             known = runtimes.get(name)
             if known is None or known.log.closed:
-                known = runtimes[name] = self._made(name, ours and self._capturing())
+                known = runtimes[name] = self._made(name, capturing=ours)
             return known
 
-    def _made(self, name: str, capturing: bool) -> SourceRuntime:
+    def _made(self, name: str, *, capturing: bool) -> SourceRuntime:
         return SourceRuntime(
             self._catalog,
             self._state,
             name,
-            capturing=capturing,
+            capturing=self._capturing if capturing else lambda: False,
             lease=self._leases.get(name),
             disk=self._max_disk,
             copies=self._max_copies,
@@ -135,7 +135,7 @@ class NodeSources:
             return self.runtime(job.source)
         runtime = self._read.get(job.source)
         if runtime is None:
-            runtime = self._read[job.source] = self._made(job.source, False)
+            runtime = self._read[job.source] = self._made(job.source, capturing=False)
             # Apart from the node's loop: the store may be slow.
             runtime.log.follow()
         if runtime.log.opened:

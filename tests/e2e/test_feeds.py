@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from changefeed.api import Session
+from changefeed.app import Application
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.session import NodeSpark
 from changefeed_testing.sinks.messages import Message
@@ -318,3 +320,26 @@ def test_one_partition(bench: Bench) -> None:
     assert {m.key for m in bench.messages("part", "one") if m.is_row} == known
     shown = bench.feeds.execute("SHOW CREATE CHANGEFEED part").rows[0]
     assert "PARTITION sales_2" in str(shown)
+
+
+def test_a_prompt_that_read_beside_a_node_reads_the_source_once_it_is_the_node(
+    tmp_path: Path, postgres: Database
+) -> None:
+    """Rows for its terminal came from the log that the other node wrote."""
+    postgres.execute("create table t (a int primary key); insert into t values (1)")
+    first = Feeds(tmp_path / "state")
+    with contextlib.ExitStack() as stack:
+        stack.callback(first.close)
+        first.connect(shop=postgres.uri)
+        first.execute(f"CREATE CHANGEFEED f FOR t INTO 'file://{tmp_path}/out'")
+        first.sync("f")
+        prompt = stack.enter_context(Application(str(first.state)))
+        assert not prompt.start_node()
+        session = Session(client="prompt")
+        shown = prompt.interpreter.execute("CREATE CHANGEFEED FOR t", session).stream
+        assert shown is not None and next(shown)[1] == "[1]"
+        first.node.stop()
+        assert prompt.start_node()
+        postgres.execute("insert into t values (2)")
+        prompt.interpreter.execute("SYNC CHANGEFEED f TIMEOUT '120s'", session)
+        assert {m.key for m in consumed(tmp_path / "out") if m.is_row} == {"[1]", "[2]"}

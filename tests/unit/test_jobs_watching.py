@@ -181,7 +181,7 @@ def test_a_feed_of_another_process_hears_of_a_gap_that_the_node_found(
     """A prompt beside a node runs its own feeds, and the node is the one that looks."""
     node, prompt = Catalog.open(tmp_path), Catalog.open(tmp_path)
     source_runtime = SourceRuntime(
-        prompt, str(tmp_path), "shop", capturing=False, timings=Timings(gaps=0.0)
+        prompt, str(tmp_path), "shop", capturing=lambda: False, timings=Timings(gaps=0.0)
     )
     assert source_runtime.tables.gaps == {}
     node.add_gaps({TABLE: "the table was taken out of the publication"})
