@@ -394,8 +394,18 @@ class Interpreter:
         """The state of each feed as SHOW CHANGEFEEDS has it; by id."""
         failed = self.catalog.troubled_tables()
         node, now = self.host.node_running(), self.clock.now().wall
+        letters = self.catalog.dead_letter_counts()
         return [
-            (job, health(job, failed.get(job.id, ()), node=node, now=now))
+            (
+                job,
+                health(
+                    job,
+                    failed.get(job.id, ()),
+                    node=node,
+                    now=now,
+                    letters=letters.get(job.id, 0),
+                ),
+            )
             for job in self.catalog.jobs()
         ]
 

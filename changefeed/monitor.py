@@ -78,6 +78,8 @@ class StateCollector(Collector):
         failed = gauge("failed_tables", "tables of the feed that have failed")
         rows = CounterMetricFamily("changefeed_emitted_rows", "rows delivered", labels=_LABELS)
         size = CounterMetricFamily("changefeed_emitted_bytes", "bytes delivered", labels=_LABELS)
+        refused = gauge("dead_letters", "rows that were refused and are kept as dead letters")
+        letters = self._interpreter.catalog.dead_letter_counts()
         in_trouble = gauge("troubled", "1 when the feed needs attention, whatever the reason")
         troubled = self._interpreter.catalog.troubled_tables()
         for job, shown in feeds:
@@ -89,12 +91,13 @@ class StateCollector(Collector):
             if shown.moves:
                 rate.add_metric(labels, job.rows_per_second)
             tables = troubled.get(job.id, ())
+            refused.add_metric(labels, float(letters.get(job.id, 0)))
             failed.add_metric(labels, float(sum(t.state is TableState.FAILED for t in tables)))
             if shown.lag is not None and shown.age is not None:
                 behind.add_metric(labels, float(shown.lag))
                 age.add_metric(labels, float(shown.age))
                 used.add_metric(labels, shown.age / Options.from_dict(job.options)[GC_TTL])
-        yield from (status, in_trouble, behind, age, used, rate, failed, rows, size)
+        yield from (status, in_trouble, behind, age, used, rate, failed, refused, rows, size)
 
     def _of_delays(self, jobs: Sequence[Job]) -> Iterator[Metric]:
         """How late rows were, and what remains of option slo."""

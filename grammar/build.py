@@ -461,7 +461,23 @@ class _Builder(Transformer[Token, Any]):
     def limit(self, _meta: Meta, count: Token) -> int:
         return int(count)
 
-    def show_changefeed(self, meta: Meta, feed: FeedRef, aspect: Token | None) -> Statement:
+    def dead_letters(self, _meta: Meta) -> str:
+        return "dead_letters"
+
+    def letter_numbers(self, _meta: Meta, *numbers: Token) -> tuple[int, ...]:
+        return tuple(map(int, numbers))
+
+    def retry_dead_letters(
+        self, meta: Meta, feed: FeedRef, letters: tuple[int, ...] | None
+    ) -> Statement:
+        return nodes.RetryDeadLetters(feed, letters or (), span=_span(meta))
+
+    def discard_dead_letters(
+        self, meta: Meta, feed: FeedRef, letters: tuple[int, ...] | None
+    ) -> Statement:
+        return nodes.DiscardDeadLetters(feed, letters or (), span=_span(meta))
+
+    def show_changefeed(self, meta: Meta, feed: FeedRef, aspect: str | None) -> Statement:
         return nodes.ShowChangefeed(feed, aspect and aspect.lower(), span=_span(meta))
 
     def show_job(self, meta: Meta, complete: bool | None, job: FeedRef) -> Statement:

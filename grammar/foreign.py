@@ -157,7 +157,7 @@ _STATEMENTS = tuple(
             r"EXPLAIN (CANCEL|DROP|PAUSE|RESUME|SHOW|SYNC|VERIFY)\b",
             "EXPLAIN shows what CREATE CHANGEFEED would do; this statement has no plan",
         ),
-        (r"RETRY\b", "write RESUME CHANGEFEED name"),
+        (r"RETRY\b", "write RESUME CHANGEFEED name, or RETRY CHANGEFEED name DEAD LETTERS"),
     )
 )
 

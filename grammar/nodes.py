@@ -574,7 +574,7 @@ class ShowChangefeeds(Inquiry):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowChangefeed(Inquiry):
-    """``aspect`` is None, ``tables``, ``errors`` or ``events``."""
+    """``aspect`` is None, ``tables``, ``errors``, ``events`` or ``dead_letters``."""
 
     feed: FeedRef
     aspect: str | None = None
@@ -665,4 +665,22 @@ class Verify(Statement):
     feed: FeedRef
     table: QualifiedName | None = None
     repair: bool = False
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RetryDeadLetters(Statement):
+    """``RETRY CHANGEFEED f DEAD LETTERS [n, ...]``; no number means all."""
+
+    feed: FeedRef
+    letters: tuple[int, ...] = ()
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DiscardDeadLetters(Statement):
+    """``DISCARD CHANGEFEED f DEAD LETTERS [n, ...]``; no number means all."""
+
+    feed: FeedRef
+    letters: tuple[int, ...] = ()
     span: Span | None = _span()

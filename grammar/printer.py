@@ -226,7 +226,12 @@ class _Printer:
             case nodes.DropChangefeed():
                 return _which("DROP", node.feeds, node.if_exists)
             case nodes.ShowChangefeed():
-                return _words("SHOW CHANGEFEED", _feed(node.feed), (node.aspect or "").upper())
+                aspect = (node.aspect or "").upper().replace("_", " ")
+                return _words("SHOW CHANGEFEED", _feed(node.feed), aspect)
+            case nodes.RetryDeadLetters() | nodes.DiscardDeadLetters():
+                verb = "RETRY" if isinstance(node, nodes.RetryDeadLetters) else "DISCARD"
+                numbers = _list(map(str, node.letters))
+                return _words(f"{verb} CHANGEFEED", _feed(node.feed), "DEAD LETTERS", numbers)
             case nodes.ShowCdc():
                 return f"SHOW CDC {node.aspect.upper()}"
             case _:

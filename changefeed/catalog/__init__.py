@@ -10,8 +10,8 @@
     database.py   transactions, the change counter, who writes when
     sealing.py    what is encrypted, and by which key
     upgrades.py   the steps that bring a state of an earlier release to the layout
-    connections, schemas, sources, jobs, progress, claims, leases, questions, history, users
-                  one part of the Catalog each, with the rules about its rows
+    connections, schemas, sources, jobs, progress, claims, leases, questions, history, users,
+    dead_letters                    one part of the Catalog each, with the rules about its rows
 
 One :class:`Catalog` is thread-safe, and several processes may use one state at once. A statement is
 a change here; a node watches :meth:`Catalog.version` and does what the rows say. The rows hold
@@ -25,6 +25,7 @@ from pathlib import Path
 from changefeed.catalog.claims import LogClaim, LogClaims
 from changefeed.catalog.connections import EXTERNAL, Connections, Functions, external_name
 from changefeed.catalog.database import Database
+from changefeed.catalog.dead_letters import DeadLetterBox
 from changefeed.catalog.history import Events
 from changefeed.catalog.jobs import KEEP, Jobs
 from changefeed.catalog.leases import AnyLease, Leases
@@ -91,6 +92,7 @@ class Catalog(
     SharedLogs,
     Questions,
     Events,
+    DeadLetterBox,
     Users,
 ):
     """The state database; :meth:`open` it, :meth:`close` it."""

@@ -18,7 +18,7 @@ KEPT_EVENTS = 500
 
 #: Kinds of which the same again, soon after, is counted: an outage must not push the history out.
 #: The text of a retry may differ each time (a port, a duration); its code and table are its cause.
-_COUNTED = ("status", "scan", "notice", "retry", "error")
+_COUNTED = ("status", "scan", "notice", "retry", "error", "dead_letter")
 
 #: How many of the newest events are looked at for the same one: what one attempt after an error
 #: may record.

@@ -11,6 +11,7 @@ from sqlalchemy import Row, delete, func, insert, or_, select, text, tuple_, upd
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
+from changefeed.catalog.dead_letters import retry_letters
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
 from changefeed.catalog.model import (
@@ -275,6 +276,7 @@ class Jobs(CatalogPart):
         renamed: Mapping[TableName, TableName] | None = None,
         rescan: Mapping[TableName, int] | None = None,
         repair: Mapping[TableName, RowRepair] | None = None,
+        letters: Collection[int] = (),
         begin: Timestamp | None = None,
         renew_log: bool = False,
         generation: int | None = None,
@@ -287,7 +289,8 @@ class Jobs(CatalogPart):
         which ``topics`` (new topic names) and ``rescan`` know them.
         ``rescan`` are tables that are scanned again (one that failed starts again by that), and
         the number of another table that has the name by now, else 0. ``repair`` are tables of which
-        only some rows are read again. ``begin`` is the instant that all tables go on from, for a
+        only some rows are read again, among them those of the dead letters with the numbers
+        ``letters``. ``begin`` is the instant that all tables go on from, for a
         feed that stands still. ``renew_log`` asks for a change log of the source that goes on: the
         node must not take the feed up with one that does not.
         ``generation`` is the one the change was planned on: if another ALTER came between,
@@ -327,7 +330,11 @@ class Jobs(CatalogPart):
             for table, table_id in (rescan or {}).items():
                 rescan_table(transaction, job_id, table, self._now(), job.high_water, table_id)
             for table, rows in (repair or {}).items():
-                rescan_table(transaction, job_id, table, self._now(), job.high_water, repair=rows)
+                asked = rescan_table(
+                    transaction, job_id, table, self._now(), job.high_water, repair=rows
+                )
+                if letters:
+                    retry_letters(transaction, job_id, table, letters, asked)
             if begin is not None:
                 values["high_water"] = begin
                 set_progress(transaction, job_id, begin)
@@ -372,7 +379,7 @@ class Jobs(CatalogPart):
             row = _find(transaction, job_id)
             if row is None or row.status == Status.DROPPED.value:
                 return
-            for table in (tables.job_table, tables.lease, tables.event):
+            for table in (tables.job_table, tables.lease, tables.event, tables.dead_letter):
                 transaction.execute(delete(table).where(table.c.job_id == job_id))
             if row.sinkless:
                 transaction.execute(delete(_job).where(_job.c.id == job_id))

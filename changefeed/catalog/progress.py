@@ -12,6 +12,7 @@ from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart, Database, named
+from changefeed.catalog.dead_letters import drop_letters, rename_letters
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
 from changefeed.catalog.model import (
@@ -452,6 +453,7 @@ def insert_tables(
 def delete_table(transaction: Transaction, job_id: int, name: TableName) -> None:
     """Forget a table of a job and how far it was."""
     transaction.execute(delete(_table).where(_is(job_id, name)))
+    drop_letters(transaction, job_id, name)
 
 
 def set_topic(transaction: Transaction, job_id: int, name: TableName, topic: str) -> None:
@@ -471,6 +473,7 @@ def set_name(transaction: Transaction, job_id: int, old: TableName, new: TableNa
         .where(_is(job_id, old))
         .values(schema=new.schema, name=new.name, original=original)
     )
+    rename_letters(transaction, job_id, old, new)
     note_name(transaction, new, row.table_id)
     return True
 
@@ -497,12 +500,13 @@ def rescan_table(
     high_water: Timestamp | None,
     table_id: int = 0,
     repair: RowRepair | None = None,
-) -> None:
+) -> int:
     """Owe a table of a job a scan, whatever state it is in; what it delivered it keeps.
 
     ``high_water`` is the job's: a running table stands there or above. ``table_id`` is that of
     another table that has the name by now: the changes of the old one do not concern it.
     ``repair`` are the rows that the scan is about, unless a scan of all is owed already.
+    Returns the number of the RESCAN.
     """
     row = transaction.execute(select(_table).where(_is(job_id, name))).one()
     table = _raised(_progress(row), high_water)
@@ -531,6 +535,7 @@ def rescan_table(
         .where(_is(job_id, name))
         .values(rescan=asked, table_id=owed.table_id, **_moving(owed))
     )
+    return asked
 
 
 def _found_by(job_id: int, table: TableProgress) -> dict[str, Any]:

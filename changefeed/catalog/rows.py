@@ -187,8 +187,8 @@ class NodeRow:
 
 
 #: What an event is about: the feed as a whole, a statement, a table that came or went, a scan, what
-#: the source did to a table, where bulk work ran, rows that differ from the target, and what a
-#: person should know.
+#: the source did to a table, where bulk work ran, rows that differ from the target or were refused,
+#: and what a person should know.
 EVENT_KINDS: Final = (
     "status",
     "altered",
@@ -200,6 +200,7 @@ EVENT_KINDS: Final = (
     "ddl",
     "engine",
     "verify",
+    "dead_letter",
     "notice",
     "retry",
     "error",
@@ -302,3 +303,39 @@ class RateWindow:
     @classmethod
     def from_text(cls, text: str) -> RateWindow:
         return cls(*json.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A row that was refused for itself.
+
+    Attributes:
+        identity: the same whenever the row comes again.
+        position: the timestamp of its change, or of the scan that read it.
+        op: as of the change log; ``r`` for a row of a scan.
+        code, message: the error, without values.
+        digest: of the key, for those who may not see values; of the row in a table without a key.
+        key: the values of the key as the change log has them, as a JSON array.
+        row: the row as a JSON object; of a delete, what is known of the row before it.
+        id: 0 until it is stored.
+        refused: when it was refused last, ns.
+        retry: not 0: the row is to be read again.
+    """
+
+    table: TableName
+    identity: str = field(repr=False)
+    position: Timestamp
+    op: str
+    code: str
+    message: str
+    digest: str
+    key: str = field(repr=False)
+    row: str = field(repr=False)
+    id: int = 0
+    refused: int = 0
+    retry: int = 0
+
+    @property
+    def keyless(self) -> bool:
+        """Its table has no key, by which the row could be read again."""
+        return self.key == "[]"

@@ -483,6 +483,34 @@ event = Table(
 )
 Index("event_job", event.c.job_id, event.c.id)
 
+#: Rows that were refused for themselves. ``identity`` is the same whenever the row comes again.
+#: ``retry``: the RESCAN of the table, in the sense of ``job_table.rescan``, that reads it again.
+dead_letter = Table(
+    "dead_letter",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    _job_id(),
+    _text("source"),
+    _text("schema"),
+    _text("name"),
+    _text("identity"),
+    _ns("refused"),
+    _typed("position", _STAMP),
+    _text("op"),
+    _text("code"),
+    _text("message"),
+    _text("digest"),
+    _typed("key", _SEALED),
+    _typed("row", _SEALED),
+    _count("retry"),
+    sqlite_autoincrement=True,
+)
+Index(
+    "dead_letter_identity",
+    *(dead_letter.c[name] for name in ("job_id", "source", "schema", "name", "identity")),
+    unique=True,
+)
+
 #: The columns whose values are encrypted where the state has a key.
 SEALED = tuple(
     column

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import (
+    BigInteger,
     Column,
     Connection,
     Float,
+    ForeignKey,
     Integer,
     Text,
     bindparam,
@@ -54,8 +56,8 @@ class Step:
 
 def _to_19(operations: Operations) -> None:
     """How late the rows of a feed were, what nodes say of their room, and of the sources that they
-    capture, and what proves a token to PostgreSQL's protocol. ``meta`` keeps the oldest format
-    whose programs may use the state."""
+    capture, what proves a token to PostgreSQL's protocol, and rows that were refused. ``meta``
+    keeps the oldest format whose programs may use the state."""
     operations.add_column("job", Column("delays", Text, nullable=False, server_default=""))
     operations.add_column("node", Column("max_feeds", Integer))
     operations.add_column("node", Column("load", Float, nullable=False, server_default="0"))
@@ -65,6 +67,19 @@ def _to_19(operations: Operations) -> None:
         Column("news", Text, nullable=False),
     )
     operations.add_column("api_user", Column("scram", Text))
+    number = BigInteger().with_variant(Integer, "sqlite")
+    texts = ("source", "schema", "name", "identity", "position", "op", "code", "message", "digest")
+    operations.create_table(
+        "dead_letter",
+        Column("id", number, primary_key=True),
+        Column("job_id", number, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
+        *(Column(name, Text, nullable=False) for name in (*texts, "key", "row")),
+        Column("refused", BigInteger, nullable=False),
+        Column("retry", BigInteger, nullable=False, server_default="0"),
+        sqlite_autoincrement=True,
+    )
+    place = ["job_id", "source", "schema", "name", "identity"]
+    operations.create_index("dead_letter_identity", "dead_letter", place, unique=True)
 
 
 STEPS: Final[tuple[Step, ...]] = (Step(19, _to_19),)

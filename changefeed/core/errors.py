@@ -322,6 +322,15 @@ class Code(StrEnum):
         "chooses another target.",
     )
 
+    TOO_MANY_DEAD_LETTERS = (
+        "CF5009",
+        _STOP,
+        Scope.FEED,
+        "too many rows were refused",
+        "SHOW CHANGEFEED .. DEAD LETTERS lists them. Remove the cause and RETRY them, DISCARD "
+        "them, or raise the limit that the message names; then RESUME.",
+    )
+
     # 60xx: state and node
     STATE_UNREACHABLE = "CF6001", _RETRY, Scope.NODE, "state database is not reachable"
     STATE_OF_ANOTHER_VERSION = (
@@ -430,6 +439,7 @@ class ChangefeedError(Exception):
         span: where in the statement's text, with ``text`` the statement itself.
         target: the topic, index or table at the sink that the error is about, if the sink knows
         it: then only that one of several tables in a commit fails.
+        about_row: a row is refused for itself: others of its batch may be taken without it.
     """
 
     def __init__(
@@ -442,7 +452,9 @@ class ChangefeedError(Exception):
         span: Span | None = None,
         text: str | None = None,
         target: str = "",
+        about_row: bool | None = None,
     ) -> None:
+        """``about_row``: by default, a value that cannot be encoded is a row's."""
         super().__init__(message)
         self.code = _BY_NUMBER[code]
         self.message = message
@@ -451,6 +463,7 @@ class ChangefeedError(Exception):
         self.span = span
         self.text = text
         self.target = target
+        self.about_row = self.code is Code.VALUE_NOT_ENCODABLE if about_row is None else about_row
 
     @property
     def __notes__(self) -> list[str]:  # type: ignore[override]

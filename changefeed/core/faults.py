@@ -63,6 +63,7 @@ class Point(StrEnum):
     RUNNER_BEFORE_WRITE = "runner.before_write"
     RUNNER_AFTER_COMMIT = "runner.after_commit"
     RUNNER_AFTER_SAVE = "runner.after_save"
+    DEAD_LETTER_KEPT = "dead_letter.kept"
     RUNNER_AFTER_RENAME = "runner.after_rename"
 
     SCAN_AFTER_SNAPSHOT = "scan.after_snapshot"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from changefeed.capture.growing_log import LogAccess
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Ddl, SchemaChange, Truncate
+from changefeed.core.halves import by_halves, row_error
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.core.sizes import Sizes
@@ -89,6 +91,19 @@ class Round:
         self.counts[table] = (rows + receipt.rows, size + receipt.bytes)
 
 
+class _Calls(NamedTuple):
+    """See :meth:`Delivery.deliver`."""
+
+    on_schema_change: Callable[[SchemaChange], None]
+    on_rename: Callable[[SchemaChange], None]
+    after_commit: Callable[[], None]
+    interrupted: Callable[[], bool]
+
+
+class _Interruption(Exception):
+    """The feed has something else to do than to look for rows that are refused."""
+
+
 class Delivery:
     """Delivers ranges of the log for one feed. Used by the feed's thread only."""
 
@@ -112,6 +127,8 @@ class Delivery:
         self._after = Timestamp.ZERO
         #: BEGIN and END of every transaction up to there are durable.
         self._announced = Timestamp.ZERO
+        #: Tables whose chunks are delivered by halves.
+        self._careful: frozenset[TableName] = frozenset()
         #: Tables that got their present names by a rename in this delivery, and when.
         self._named_at: dict[TableName, Timestamp] = {}
         self._workers = Workers(name)
@@ -139,10 +156,45 @@ class Delivery:
         The rename of a table ends it, too: once everything before it is durable, ``on_rename`` lets
         the feed continue with the new name. Returns the rows delivered.
 
+        In a feed that keeps dead letters, a row that is refused becomes one, and the delivery goes
+        on without it.
+
         Raises:
             TableError: one table cannot go on; nothing after the last commit counts.
-            ChangefeedError: the source or the sink failed.
+            ChangefeedError: the source or the sink failed; CF5009, too many rows were refused.
         """
+        calls = _Calls(on_schema_change, on_rename, after_commit, interrupted)
+        total, more = 0, True
+        try:
+            while more:
+                try:
+                    rows, more = self._deliver(feed, bounds, upto, calls, scanned=scanned)
+                    total += rows
+                    self._careful = frozenset()
+                except TableError as failed:
+                    known = failed.table in self._careful
+                    if known or not feed.dead_letters.wanted or row_error(failed) is None:
+                        raise
+                    self._careful |= {failed.table}
+                if more:
+                    bounds = {name: _done(feed, name, at) for name, at in bounds.items()}
+                    bounds = {name: at for name, at in bounds.items() if at < upto}
+        finally:
+            self._careful = frozenset()
+        return total
+
+    def _deliver(
+        self,
+        feed: Feed,
+        bounds: dict[TableName, Timestamp],
+        upto: Timestamp,
+        calls: _Calls,
+        *,
+        scanned: bool,
+    ) -> tuple[int, bool]:
+        """As :meth:`deliver`, in one go; returns also whether there is more to deliver now: the
+        search for rows that are refused ends with the first commit."""
+        on_schema_change, on_rename, after_commit, interrupted = calls
         # A feed whose progress was moved back repeats BEGIN and END, too.
         done = [t.done_upto for t in feed.tables.values() if t.done_upto is not None]
         self._announced = min(self._announced, max(done, default=Timestamp.ZERO))
@@ -153,7 +205,7 @@ class Delivery:
         once = feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE and not typed
         scanned_at = upto if scanned and once else None
         total = 0
-        settled = False
+        settled = more = False
         self._named_at.clear()
         current = self._round(upto)
         ahead = Ahead(
@@ -179,6 +231,11 @@ class Delivery:
                     ahead.prepare_next()
                 if isinstance(item, EncodedChunk):
                     self._write(feed, item, current)
+                elif isinstance(item, Chunk):
+                    self._commit(feed, current)
+                    current = self._round(upto)
+                    self._write_by_halves(feed, item, upto, interrupted, typed=typed)
+                    total += item.rows
                 elif isinstance(item, ControlItem):
                     if (rename := self._rename(feed, item)) is not None:
                         self._end_renamed(feed, item, rename, current, on_rename)
@@ -188,19 +245,25 @@ class Delivery:
                 elif isinstance(item, Watermark):
                     current.watermark = item
                     full = current.rows >= self._sink_session.round_rows
-                    if ended or full or not current.rows or interrupted():
+                    careful = bool(self._careful)
+                    if ended or full or careful or not current.rows or interrupted():
                         self._commit(feed, current)
                         current = self._round(upto)
                         after_commit()
                         if ended or interrupted():
                             break
+                        if careful:
+                            more = True
+                            break
+            settled = True
+        except _Interruption:
             settled = True
         finally:
             # The generator must be idle before its owner continues or fails.
             ahead.close()
             if not settled:
                 self._sink_session.abort(current.epoch, current.receipts)
-        return total
+        return total, more
 
     def close(self) -> None:
         self._workers.close()
@@ -224,14 +287,12 @@ class Delivery:
             feed.recognise(item.schema)
             if not typed and not feed.tables[item.schema.table].scan_wanted:
                 check_images(item.schema, feed.options)
+            if item.schema.table in self._careful:
+                return item
             if typed:
-                plan = feed.row_plan(item.schema)
                 rows = item.load()
-                known = rows["missing"].null_count == rows.num_rows
-                superseded = item.unsent_beside or not known
-                rows = feed.rows(item.schema, rows, superseded=superseded)
-                rows = plan.rows(rows, superseded=superseded)
-                return EncodedChunk(item, plan.schema, rows)
+                rows = _typed_rows(feed, item, rows, superseded=_superseded(item, rows))
+                return EncodedChunk(item, feed.row_plan(item.schema).schema, rows)
             messages = self._encode(feed, item)
             if scanned_at is not None:
                 messages = _but_written_at(messages, scanned_at)
@@ -241,10 +302,7 @@ class Delivery:
         plan = feed.messages(chunk.schema)
 
         def compute() -> pa.Table:
-            rows = feed.rows(chunk.schema, chunk.load())
-            # Facts that the log stores about its columns do not apply to a query's columns.
-            clean = chunk.clean if feed.query is None else None
-            return encode_messages(rows, plan, clean, orders=self._orders)
+            return self._messages(feed, chunk, chunk.load())
 
         if plan.transactions:
             # The numbers depend on the other tables of the feed.
@@ -253,6 +311,49 @@ class Delivery:
         rows = (chunk.pieces[0].first_seq, chunk.pieces[-1].last_seq, chunk.rows)
         key = (plan.fingerprint, chunk.after, chunk.upto, chunk.number, *rows)
         return self._shared.get(key, compute)
+
+    def _messages(self, feed: Feed, chunk: Chunk, rows: pa.Table) -> pa.Table:
+        # Facts that the log stores about its columns do not apply to a query's columns.
+        clean = chunk.clean if feed.query is None else None
+        rows = feed.rows(chunk.schema, rows)
+        return encode_messages(rows, feed.messages(chunk.schema), clean, orders=self._orders)
+
+    def _write_by_halves(
+        self,
+        feed: Feed,
+        chunk: Chunk,
+        upto: Timestamp,
+        interrupted: Callable[[], bool],
+        *,
+        typed: bool,
+    ) -> None:
+        """Make a chunk durable, in commits that state no progress; rows that are refused become
+        dead letters.
+
+        Raises:
+            _Interruption: there is something else to do; what was delivered will be repeated.
+        """
+        whole = chunk.load()
+        superseded = _superseded(chunk, whole)
+
+        def deliver(some: pa.Table) -> None:
+            if interrupted():
+                raise _Interruption
+            with about_table(chunk.schema.table):
+                if typed:
+                    rows = _typed_rows(feed, chunk, some, superseded=superseded)
+                else:
+                    rows = self._messages(feed, chunk, some)
+            attempt = self._round(upto)
+            try:
+                shape = feed.row_plan(chunk.schema).schema
+                self._write(feed, EncodedChunk(chunk, shape, rows), attempt)
+                self._commit(feed, attempt)
+            except BaseException:
+                self._sink_session.abort(attempt.epoch, attempt.receipts)
+                raise
+
+        by_halves(whole, deliver, lambda row, error: feed.refuse_row(chunk.schema, row, error))
 
     def _number_changes(self, feed: Feed, opening: SliceStart) -> None:
         self._orders, self._after = TransactionOrders(), opening.after
@@ -421,6 +522,20 @@ def _several_at_once(feed: Feed) -> bool:
     Numbers of changes in their transactions are given one slice after another.
     """
     return feed.query is not None and feed.boundaries is None and feed.options[MAX_MEMORY] is None
+
+
+def _done(feed: Feed, name: TableName, bound: Timestamp) -> Timestamp:
+    return max(bound, feed.tables[name].done_upto or bound)
+
+
+def _superseded(chunk: Chunk, rows: pa.Table) -> bool:
+    """Whether rows that later ones of their transaction supersede may have values for these."""
+    return chunk.unsent_beside or rows["missing"].null_count != rows.num_rows
+
+
+def _typed_rows(feed: Feed, chunk: Chunk, rows: pa.Table, *, superseded: bool) -> pa.Table:
+    found = feed.rows(chunk.schema, rows, superseded=superseded)
+    return feed.row_plan(chunk.schema).rows(found, superseded=superseded)
 
 
 def _but_written_at(messages: pa.Table, at: Timestamp) -> pa.Table:

@@ -25,7 +25,10 @@ from changefeed.encoding.registered import FeedSchemas, feed_schemas
 from changefeed.encoding.select import wanted_rows
 from changefeed.encoding.transactions import boundary_table
 from changefeed.encoding.typed_rows import RowPlan
+from changefeed.feeds.dead_letters import LetterKeeper
 from changefeed.options import (
+    DEAD_LETTER_LIMIT,
+    DEAD_LETTER_SHARE,
     ENGINE,
     INITIAL_SCAN_CONCURRENCY,
     INITIAL_SCAN_MAX_RATE,
@@ -33,6 +36,7 @@ from changefeed.options import (
     MAX_DISK,
     MAX_MEMORY,
     MIN_CHECKPOINT_FREQUENCY,
+    ON_ROW_ERROR,
     RESOLVED,
     RETRY_FOR,
     SLO,
@@ -56,12 +60,15 @@ from sinks.registry import capabilities, scheme_of, topic_namer
 _NOT_OF_FORM = frozenset(
     row.name
     for row in (
+        DEAD_LETTER_LIMIT,
+        DEAD_LETTER_SHARE,
         ENGINE,
         INITIAL_SCAN_CONCURRENCY,
         INITIAL_SCAN_MAX_RATE,
         MAX_DISK,
         MAX_MEMORY,
         MIN_CHECKPOINT_FREQUENCY,
+        ON_ROW_ERROR,
         RETRY_FOR,
         SLO,
         VERIFY,
@@ -100,6 +107,7 @@ class Feed:
         self._delays_saved = job.delays
         self._plans: dict[TableSchema, MessagePlan] = {}
         self._row_plans: dict[TableSchema, RowPlan] = {}
+        self.dead_letters = LetterKeeper(catalog, job.id, job.name, lease, self.options)
         #: The feed's CDC query; None for a feed of whole tables.
         self.query = self._query(sessions)
 
@@ -308,6 +316,20 @@ class Feed:
             if error.scope is not Scope.TABLE:
                 raise
             return rows.filter(rows["last"])
+
+    def refuse_row(
+        self, schema: TableSchema, row: pa.Table, error: ChangefeedError, delivered: int = 0
+    ) -> None:
+        """Keep a row of a table, in the log's columns, as a dead letter. Durable on return.
+
+        ``delivered``: rows that a scan under way has delivered of the table.
+
+        Raises:
+            ChangefeedError: CF5009, there are too many.
+        """
+        known = self.tables.get(schema.table)
+        before = known.emitted_rows if known is not None else 0
+        self.dead_letters.keep(schema, row, error, delivered=before + delivered)
 
     # -- how far it is --------------------------------------------------------------------
 

@@ -443,6 +443,7 @@ class FeedRunner:
             row_plan=feed.row_plan,
             rows=feed.rows,
             target=feed.target,
+            refuse_row=feed.refuse_row if feed.dead_letters.wanted else None,
         )
         return SnapshotScan(host, tables, self._services.clock)
 

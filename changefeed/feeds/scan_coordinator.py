@@ -293,6 +293,13 @@ class ScanCoordinator:
             )
             show()
             feed.save()
+            # Durable before: a letter goes only when its row is where it belongs.
+            self._catalog.forget_delivered_letters(
+                feed.job.id,
+                name,
+                rescan=now.rescan,
+                whole=scan.at if table.repair is None else None,
+            )
             self._catalog.record_event(
                 feed.job.id,
                 "scan",

@@ -74,6 +74,11 @@ def read_fields(given: Mapping[str, Any], allowed: Mapping[str, Any]) -> dict[st
         if schema["type"] == "integer":
             good = isinstance(value, int) and 1 <= value <= schema["maximum"]
             wanted = f"a number from 1 to {schema['maximum']}"
+        elif schema["items"]["type"] == "integer":
+            good = isinstance(value, list) and all(
+                type(each) is int and 1 <= each < 1 << 63 for each in value
+            )
+            wanted = "a list of numbers"
         else:
             good = isinstance(value, list) and all(isinstance(each, str) for each in value)
             wanted = "a list of names"
@@ -100,6 +105,12 @@ def _rescan(given: Mapping[str, Any]) -> nodes.Statement:
 
 
 _LIMIT = {"limit": {"type": "integer", "minimum": 1, "maximum": MOST_ROWS}}
+_LETTERS = {
+    "letters": {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 1, "maximum": (1 << 63) - 1},
+    }
+}
 _TABLES = {"tables": {"type": "array", "items": {"type": "string"}}}
 
 #: Every row.
@@ -129,6 +140,28 @@ RESOURCES: tuple[Resource, ...] = (
         "/v1/feeds/{name}/events",
         "The history of a feed, the newest event first.",
         _aspect("events"),
+    ),
+    Resource(
+        "GET",
+        "/v1/feeds/{name}/dead-letters",
+        "The rows of a feed that were refused, the oldest first; values for operators alone.",
+        _aspect("dead_letters"),
+    ),
+    Resource(
+        "POST",
+        "/v1/feeds/{name}/dead-letters/retry",
+        "Read the rows of dead letters again, of all if none is named.",
+        lambda given: nodes.RetryDeadLetters(_feed(given), tuple(given.get("letters") or ())),
+        one=True,
+        body=_LETTERS,
+    ),
+    Resource(
+        "POST",
+        "/v1/feeds/{name}/dead-letters/discard",
+        "Remove dead letters, all if none is named; their rows are not delivered.",
+        lambda given: nodes.DiscardDeadLetters(_feed(given), tuple(given.get("letters") or ())),
+        one=True,
+        body=_LETTERS,
     ),
     Resource(
         "POST",

@@ -12,6 +12,8 @@ from changefeed.options.row import OptionRow
 from changefeed.options.table import (
     AVRO_SCHEMA_PREFIX,
     CONFLUENT_SCHEMA_REGISTRY,
+    DEAD_LETTER_LIMIT,
+    DEAD_LETTER_SHARE,
     DELETES,
     DELIVERY,
     DIFF,
@@ -26,6 +28,7 @@ from changefeed.options.table import (
     KEY_IN_VALUE,
     MVCC_TIMESTAMP,
     NO_INITIAL_SCAN,
+    ON_ROW_ERROR,
     RESOLVED,
     ROW_IMAGES,
     ROW_IMAGES_MAX_DISK,
@@ -41,7 +44,7 @@ from changefeed.options.table import (
     VERIFY_REPAIR,
 )
 from changefeed.options.types import Choice, Flag
-from changefeed.options.values import Guarantee, InitialScan, RowImages
+from changefeed.options.values import Guarantee, InitialScan, OnRowError, RowImages
 
 
 class GivenOptions(Protocol):
@@ -160,6 +163,22 @@ EXCLUDES(
     UNORDERED,
     message="resolved timestamps cannot be guaranteed to be correct in unordered mode",
     because="an older change of a row may arrive after the timestamp that covers it",
+)
+for _limit in (DEAD_LETTER_LIMIT, DEAD_LETTER_SHARE):
+    ONLY_WITH(
+        _limit, ON_ROW_ERROR, OnRowError.DEAD_LETTER, because="without it there are no dead letters"
+    )
+EXCLUDES(
+    Term(ON_ROW_ERROR, (OnRowError.DEAD_LETTER,)),
+    Term(DELIVERY, (Guarantee.EXACTLY_ONCE,)),
+    message="{first} is incompatible with {second}",
+    because="to find a row that is refused, the rows beside it are sent again",
+)
+EXCLUDES(
+    Term(ON_ROW_ERROR, (OnRowError.DEAD_LETTER,)),
+    TRANSACTION_METADATA,
+    message="{first} is incompatible with {second}",
+    because="the end of a transaction says how many changes it has, and a dead letter is missing",
 )
 EXCLUDES(INITIAL_SCAN, NO_INITIAL_SCAN, because="they are two spellings of one option")
 EXCLUDES(INITIAL_SCAN, INITIAL_SCAN_ONLY, because="they are two spellings of one option")

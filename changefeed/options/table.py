@@ -26,6 +26,7 @@ from changefeed.options.types import (
     Json,
     Moment,
     Promise,
+    Share,
     Text,
     Words,
 )
@@ -40,6 +41,7 @@ from changefeed.options.values import (
     OnError,
     OnMaxDisk,
     OnPartitionChange,
+    OnRowError,
     PartitionAlgorithm,
     RowImages,
     SchemaChangeEvents,
@@ -48,7 +50,8 @@ from changefeed.options.values import (
 
 __all__: list[str] = []
 __all__ += ("AVRO_SCHEMA_PREFIX", "CLUSTER_BY", "COMPRESSION", "CONFLUENT_SCHEMA_REGISTRY")
-__all__ += ("CURSOR", "DELETES", "DELIVERY", "DIFF", "ENCODE_JSON_VALUE_NULL_AS_OBJECT")
+__all__ += ("CURSOR", "DEAD_LETTER_LIMIT", "DEAD_LETTER_SHARE", "DELETES", "DELIVERY", "DIFF")
+__all__ += ("ENCODE_JSON_VALUE_NULL_AS_OBJECT",)
 __all__ += ("END_TIME", "ENGINE", "ENRICHED_PROPERTIES", "ENVELOPE", "EXISTING_TARGET", "EXPIRE")
 __all__ += ("EXTRA_HEADERS", "FORMAT", "FULL_TABLE_NAME", "GC_SIZE", "GC_TTL")
 __all__ += ("HEADERS_JSON_COLUMN_NAME", "HISTORY", "INITIAL_SCAN", "INITIAL_SCAN_CONCURRENCY")
@@ -56,6 +59,7 @@ __all__ += ("INITIAL_SCAN_MAX_RATE", "INITIAL_SCAN_ONLY")
 __all__ += ("KAFKA_SINK_CONFIG", "KEY_COLUMN", "KEY_IN_VALUE", "LOOKUP_REFRESH", "MAX_DISK")
 __all__ += ("MAX_MEMORY", "MESSAGE_VALUE", "MIN_CHECKPOINT_FREQUENCY", "MVCC_TIMESTAMP")
 __all__ += ("NO_INITIAL_SCAN", "ON_DROP", "ON_ERROR", "ON_MAX_DISK", "ON_PARTITION_CHANGE")
+__all__ += ("ON_ROW_ERROR",)
 __all__ += ("OPTIMIZE", "PARTITION_ALG", "PARTITION_BY", "REDACTED", "RESOLVED", "RETRY_FOR")
 __all__ += ("ROW_IMAGES",)
 __all__ += ("ROW_IMAGES_MAX_DISK", "SCHEMAS_ENABLE", "SCHEMA_CHANGE_EVENTS")
@@ -413,6 +417,35 @@ ON_ERROR = _ERRORS.option(
     summary="What to do when retries are exhausted.",
     example="on_error = 'pause'",
     shown="fail",
+)
+ON_ROW_ERROR = _ERRORS.option(
+    "on_row_error",
+    Choice(OnRowError),
+    OnRowError.STOP,
+    summary="What happens to a row that cannot be encoded, or that the sink refuses: its table "
+    "stops, or the row is kept as a dead letter and the feed goes on.",
+    example="on_row_error = 'dead_letter'",
+    shown="stop",
+    feature=Feature.DEAD_LETTERS,
+)
+DEAD_LETTER_LIMIT = _ERRORS.option(
+    "dead_letter_limit",
+    Count(10_000),
+    1_000,
+    summary="How many dead letters a feed keeps; at one more it fails.",
+    example="dead_letter_limit = '100'",
+    shown="1000",
+    feature=Feature.DEAD_LETTERS,
+)
+DEAD_LETTER_SHARE = _ERRORS.option(
+    "dead_letter_share",
+    Share(),
+    1.0,
+    summary="Which share of a table's rows may be dead letters, of all that were delivered or "
+    "refused; above it the feed fails, once the table has more than 10.",
+    example="dead_letter_share = '1%'",
+    shown="100%",
+    feature=Feature.DEAD_LETTERS,
 )
 RETRY_FOR = _ERRORS.option(
     "retry_for",

@@ -318,6 +318,25 @@ class Count(_VerbatimType):
 
 
 @dataclass(frozen=True, slots=True)
+class Share(_VerbatimType):
+    """A part of all: ``1%``."""
+
+    kind: str = "share"
+    values: tuple[str, ...] = ()
+    takes: ValueRule = ValueRule.VALUE
+
+    def read(self, name: str, text: str, clock: Clock) -> float:
+        found = _SHARE.fullmatch(text.strip())
+        share = float(found[1]) / 100 if found else 0.0
+        if not 0 < share <= 1:
+            raise ValueError(f"option {name} is a share up to 100 %, as '1%', not '{text}'")
+        return share
+
+
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%")
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
     """A timestamp; ``past`` refuses one that is yet to come."""
 

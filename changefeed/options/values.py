@@ -10,7 +10,8 @@ from changefeed.core.shapes import Deletes, Envelope
 __all__: list[str] = []
 __all__ += ("Compression", "Deletes", "Envelope", "ExistingTarget", "Feature", "Format")
 __all__ += ("Guarantee", "History", "InitialScan", "OnDrop", "OnError", "OnMaxDisk")
-__all__ += ("OnPartitionChange", "RowImages", "SchemaChangeEvents", "SchemaChangePolicy")
+__all__ += ("OnPartitionChange", "OnRowError", "RowImages", "SchemaChangeEvents")
+__all__ += ("SchemaChangePolicy",)
 
 
 class InitialScan(StrEnum):
@@ -49,6 +50,13 @@ class OnError(StrEnum):
 
     PAUSE = "pause"
     FAIL = "fail"
+
+
+class OnRowError(StrEnum):
+    """What happens to a row that cannot be encoded, or that the sink refuses."""
+
+    STOP = "stop"
+    DEAD_LETTER = "dead_letter"
 
 
 class OnMaxDisk(StrEnum):
@@ -106,6 +114,7 @@ class Feature(StrEnum):
     FILE_LAYOUT = "tables of partitioned files"
     FILE_UPKEEP = "tables of files that have to be kept up"
     COMPARISON = "targets that can be compared with the source"
+    DEAD_LETTERS = "single rows that can be refused"
 
 
 class PartitionAlgorithm(StrEnum):

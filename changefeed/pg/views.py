@@ -27,7 +27,7 @@ from changefeed.pg.messages import PgError
 from changefeed.pg.rewriting import BACKTICKS, Node, Rewriter, type_of
 from changefeed.pg.values import BOOL, FLOAT8, INT4, INT8, OID, TEXT, PgColumn, Value, stored
 from changefeed.pg.variables import Variables
-from changefeed.statements import connections, functions, listing, show, users
+from changefeed.statements import connections, dead_letters, functions, listing, show, users
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
@@ -86,6 +86,7 @@ VIEWS: dict[str, View] = {
     "audit": View(users.AUDIT_COLUMNS, _one(nodes.ShowWhere(nodes.ShowAudit()))),
     "changefeeds": View(listing.COLUMNS, _one(nodes.ShowChangefeeds())),
     "connections": View(connections.CONNECTION_COLUMNS, _one(nodes.ShowConnections())),
+    "dead_letters": View(dead_letters.COLUMNS, _of_feeds("dead_letters"), "changefeed"),
     "errors": View(show.ERROR_COLUMNS, _of_feeds("errors"), "changefeed"),
     "events": View(show.EVENT_COLUMNS, _of_feeds("events"), "changefeed"),
     "feed_tables": View(show.TABLE_COLUMNS, _of_feeds("tables"), "changefeed"),

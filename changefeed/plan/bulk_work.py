@@ -6,7 +6,13 @@ the amount of work.
 
 from __future__ import annotations
 
-from changefeed.options import INITIAL_SCAN_CONCURRENCY, INITIAL_SCAN_MAX_RATE, Options
+from changefeed.options import (
+    INITIAL_SCAN_CONCURRENCY,
+    INITIAL_SCAN_MAX_RATE,
+    ON_ROW_ERROR,
+    OnRowError,
+    Options,
+)
 from sinks.base import Capabilities
 
 _QUERY = "a CDC query runs in the node's session"
@@ -15,7 +21,10 @@ _ONE_WRITER = "delivery = 'exactly_once' is one writer's transaction"
 
 
 def scan_limit(options: Options) -> str:
-    """The option of a feed that limits how hard its scans read the source; empty: none does."""
+    """The option of a feed that limits how hard its scans read the source, or makes the node look
+    for the rows of them that are refused; empty: none does."""
+    if options[ON_ROW_ERROR] is OnRowError.DEAD_LETTER:
+        return f"{ON_ROW_ERROR.name} = '{OnRowError.DEAD_LETTER}'"
     limits = (INITIAL_SCAN_CONCURRENCY, INITIAL_SCAN_MAX_RATE)
     return next((row.name for row in limits if row.name in options.given), "")
 
@@ -30,7 +39,7 @@ def scan_hindrance(
         query: the feed is a CDC query.
         exactly_once: the sink keeps the feed's progress.
         parts_travel: see :attr:`changefeed.sources.base.Source.parts_travel`.
-        limit: the option that limits how hard the source is read; empty: none does.
+        limit: as of :func:`scan_limit`.
     """
     if query:
         return _QUERY
@@ -46,7 +55,7 @@ def scan_hindrance(
 
 
 def backlog_hindrance(
-    sink: Capabilities, *, query: bool, exactly_once: bool, numbered: bool
+    sink: Capabilities, *, query: bool, exactly_once: bool, numbered: bool, dead_letters: bool
 ) -> str:
     """Why the node itself delivers a backlog; empty: lanes of a Spark job can.
 
@@ -55,6 +64,7 @@ def backlog_hindrance(
         query: the feed is a CDC query.
         exactly_once: the sink keeps the feed's progress.
         numbered: the feed has ``transaction_metadata``.
+        dead_letters: the feed keeps rows that are refused.
     """
     if sink.takes_rows:
         return _STAGED
@@ -64,6 +74,8 @@ def backlog_hindrance(
         return _QUERY
     if numbered:
         return "transaction_metadata numbers the changes of all tables together"
+    if dead_letters:
+        return "the node looks for rows that are refused"
     if exactly_once:
         return _ONE_WRITER
     return ""

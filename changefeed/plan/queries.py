@@ -22,8 +22,10 @@ from changefeed.options import (
     KEY_COLUMN,
     LOOKUP_REFRESH,
     NO_INITIAL_SCAN,
+    ON_ROW_ERROR,
     TRANSACTION_METADATA,
     InitialScan,
+    OnRowError,
     Options,
     to_span,
 )
@@ -129,6 +131,13 @@ def group_problems(options: Options, span: Span | None) -> Iterator[ChangefeedEr
         yield ChangefeedError(
             Code.OPTIONS_CONTRADICT,
             "transaction_metadata does not go with GROUP BY: a group is of many transactions",
+            hint="leave it out.",
+            span=span,
+        )
+    if options[ON_ROW_ERROR] is OnRowError.DEAD_LETTER:
+        yield ChangefeedError(
+            Code.OPTIONS_CONTRADICT,
+            "on_row_error = 'dead_letter' does not go with GROUP BY: a group is of many rows",
             hint="leave it out.",
             span=span,
         )

@@ -36,6 +36,7 @@ from changefeed.options import (
     MIN_CHECKPOINT_FREQUENCY,
     MVCC_TIMESTAMP,
     ON_ERROR,
+    ON_ROW_ERROR,
     RESOLVED,
     RETRY_FOR,
     SCHEMA_CHANGE_POLICY,
@@ -44,6 +45,7 @@ from changefeed.options import (
     DebeziumOffset,
     Guarantee,
     InitialScan,
+    OnRowError,
     Options,
 )
 from changefeed.plan.bulk_work import backlog_hindrance, scan_hindrance, scan_limit
@@ -326,7 +328,10 @@ class EngineStage:
             yield f"spark: merges are jobs; {scan or 'a small scan is read by the node'}"
             return
         numbered = bool(self.options[TRANSACTION_METADATA])
-        backlog = backlog_hindrance(can, query=False, exactly_once=once, numbered=numbered)
+        letters = self.options[ON_ROW_ERROR] is OnRowError.DEAD_LETTER
+        backlog = backlog_hindrance(
+            can, query=False, exactly_once=once, numbered=numbered, dead_letters=letters
+        )
         if scan and backlog:
             yield f"driver: {scan}" + f"; {backlog}" * (backlog != scan)
             return

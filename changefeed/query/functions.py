@@ -136,6 +136,7 @@ def _unloadable(function: Function, failure: Exception) -> ChangefeedError:
         f"Spark's workers cannot import {function.reference}, which is function {function.name}: "
         f"{type(failure).__name__}",
         hint="install the module on every machine where Spark's workers run, then RESUME.",
+        about_row=False,
     )
 
 

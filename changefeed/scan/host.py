@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
 
 # Spark's workers import this module, and need none of these.
@@ -96,6 +97,8 @@ class ScanHost:
         row_plan: returns what a sink of typed rows sees of a table version.
         rows: turns rows of a table's log into rows of the log of what the feed delivers.
         target: returns the table as the sink sees it.
+        refuse_row: keeps a row that is refused, in the log's columns, as a dead letter; takes also
+            how many rows of the table the scan has delivered. None: the feed keeps none.
     """
 
     name: str
@@ -119,6 +122,7 @@ class ScanHost:
     row_plan: Callable[[TableSchema], RowPlan]
     rows: Callable[[TableSchema, pa.Table], pa.Table]
     target: Callable[[TableName], Target]
+    refuse_row: Callable[[TableSchema, pa.Table, ChangefeedError, int], None] | None = None
 
     def wake(self) -> None:
         """Let the feed's thread look at the scan."""

@@ -17,13 +17,13 @@ interrupted can go on.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -33,6 +33,7 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.engines import EngineChoice, EngineOption, Work, choose_engine
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import Point, fault_point
+from changefeed.core.halves import by_halves
 from changefeed.core.log_rows import delete_rows, scan_rows
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Deletes
@@ -73,6 +74,8 @@ QUERY_ROWS = 100_000
 #: Typed rows handed to a sink in one go, and committed in one go where the sink says nothing.
 TYPED_ROWS = 50_000
 ROUND_ROWS = 500_000
+#: The same where rows are held until they are durable, because one of them may be refused.
+HELD_ROWS = 100_000
 #: Written rows wait no longer than this for a commit, seconds, unless the sink commits less often.
 ROUND_SECONDS = 5.0
 #: How often a pause or a wait looks whether the scan is to end.
@@ -278,15 +281,14 @@ class ScanWork:
             found = pa.Table.from_batches(batches, none)
             reads = scan_rows(schema, found, self.at)
             deletes = delete_rows(schema, keys_to_delete(schema, found, repair), self.at)
-            if writer.typed:
-                rows = pa.concat_tables([reads, deletes])
-                shaped = [self.host.row_plan(schema).rows(rows)]
-            else:
-                plan = self.host.messages(schema)
-                shaped = [encode_messages(reads, plan, scan=True), encode_messages(deletes, plan)]
-            for rows in shaped:
-                if rows.num_rows:
-                    writer.write(rows)
+
+            def shape(rows: pa.Table, *, scan: bool = False) -> pa.Table:
+                if writer.typed:
+                    return self.host.row_plan(schema).rows(rows)
+                return encode_messages(rows, self.host.messages(schema), scan=scan)
+
+            writer.take(reads, partial(shape, scan=True))
+            writer.take(deletes, shape)
             writer.end(whole=False)
         except BaseException:
             writer.abort()
@@ -314,12 +316,9 @@ class ScanWork:
 
     def _typed(self, parts: Sequence[ScanPart], writer: ScanWriter, *, small: bool) -> None:
         plan = self.host.row_plan(writer.schema)
-        shape: Callable[[pa.Table], pa.Table] = functools.partial(plan.scanned, at=self.at)
-        if self.host.has_query:
 
-            def shape(batch: pa.Table) -> pa.Table:
-                rows = scan_rows(writer.schema, batch, self.at)
-                return plan.rows(self.host.rows(writer.schema, rows))
+        def shape(rows: pa.Table) -> pa.Table:
+            return plan.rows(self.host.rows(writer.schema, rows))
 
         if small or not writer.sink.capabilities.scans_by_spark:
             self._here(parts, writer, shape, TYPED_ROWS)
@@ -328,7 +327,7 @@ class ScanWork:
             self.host.spark,
             parts,
             schema=writer.seen,
-            shape=shape,
+            shape=partial(plan.scanned, at=self.at),
             group=self.group,
             on_progress=writer.progress,
         ) as frame:
@@ -341,8 +340,7 @@ class ScanWork:
     # -- messages ---------------------------------------------------------------------------
 
     def _messages_here(self, parts: Sequence[ScanPart], writer: ScanWriter) -> None:
-        def messages(batch: pa.Table) -> pa.Table:
-            rows = scan_rows(writer.schema, batch, self.at)
+        def messages(rows: pa.Table) -> pa.Table:
             rows = self.host.rows(writer.schema, rows)
             return encode_messages(rows, self.host.messages(writer.schema), scan=True)
 
@@ -359,8 +357,7 @@ class ScanWork:
         limits = self.host.limits
         read = read_parts(parts, self.stopping, limits.readers, writer.ended.append)
         for batch in joined(self._paced(read, limits.rate), rows, writer.overdue):
-            writer.write(shape(batch))
-            writer.commit_round()
+            writer.take(scan_rows(writer.schema, batch, self.at), shape)
 
     def _paced(
         self, batches: Iterator[pa.RecordBatch], rate: int | None
@@ -454,10 +451,69 @@ class ScanWriter:
         self._receipts: list[Receipt] = []
         self._pending = self._pending_bytes = 0
         self._rows = self._bytes = 0
+        #: Rows that are not durable, and what makes them rows of the sink, in a feed that keeps
+        #: dead letters.
+        self._held: list[tuple[pa.Table, Callable[[pa.Table], pa.Table]]] = []
         self._settled_at = reading.clock.monotonic()
         self._round = max(sink.capabilities.pacing.rows, ROUND_ROWS)
+        if host.refuse_row is not None:
+            self._round = min(self._round, HELD_ROWS)
         deletes = host.plan(schema).deletes
         self._ends = ends_scan(deletes, host.history, gathers=self.typed and self.seen.keyless)
+
+    def take(self, rows: pa.Table, shape: Callable[[pa.Table], pa.Table]) -> None:
+        """Hand over rows of a scan, in the log's columns, as ``shape`` makes them for the sink.
+        Where the feed keeps dead letters, one that is refused becomes a letter."""
+        if not rows.num_rows:
+            return
+        if self._reading.host.refuse_row is None:
+            self.write(shape(rows))
+            self.commit_round()
+            return
+        self._held.append((rows, shape))
+        self._or_by_halves(lambda: self.write(shape(rows)))
+        self.commit_round()
+
+    def _or_by_halves(self, step: Callable[[], None]) -> None:
+        """Do it; if a row is refused, deliver all rows that are not durable by halves."""
+        refuse_row = self._reading.host.refuse_row
+        try:
+            step()
+            return
+        except ChangefeedError as error:
+            if refuse_row is None or not error.about_row:
+                raise
+        keep = refuse_row
+        held, self._held = self._held, []
+        # Their last rows are among those that are held.
+        ended = list(self.ended)
+        self.ended.clear()
+        self._forget_pending()
+
+        def deliver(shape: Callable[[pa.Table], pa.Table], some: pa.Table) -> None:
+            if self._reading.stopping():
+                raise ScanStopped
+            try:
+                self.write(shape(some))
+                self._commit_pending()
+            except BaseException:
+                self._forget_pending()
+                raise
+
+        def refused(row: pa.Table, error: ChangefeedError) -> None:
+            keep(self.schema, row, error, self._rows)
+
+        for rows, shape in held:
+            by_halves(rows, partial(deliver, shape), refused)
+        if self.ledger is not None:
+            self.ledger.durable(ended, 0, 0)
+
+    def _forget_pending(self) -> None:
+        """Discard what was written since the last commit: it is written again."""
+        self.abort()
+        self._receipts.clear()
+        self._rows, self._bytes = self._rows - self._pending, self._bytes - self._pending_bytes
+        self._pending = self._pending_bytes = 0
 
     def write(self, rows: pa.Table) -> None:
         """Hand over rows as the sink takes them."""
@@ -496,11 +552,14 @@ class ScanWriter:
 
     def commit(self) -> None:
         """Make durable what was written since the last commit."""
+        self._or_by_halves(self._commit_pending)
+        fault_point(Point.SCAN_COMMITTED)
+
+    def _commit_pending(self) -> None:
         if self._receipts:
             with self._reading.barrier.passing():
                 require_durable(self.sink.commit(self.epoch, self._receipts))
             self._settled()
-        fault_point(Point.SCAN_COMMITTED)
 
     def end(self, *, whole: bool = True) -> None:
         """Commit the rest of the table, and tell the sink that the scan of it is complete, if it
@@ -528,6 +587,7 @@ class ScanWriter:
         if self.ledger is not None:
             self.ledger.durable(self.ended, self._pending, self._pending_bytes)
         self.ended.clear()
+        self._held.clear()
         self._receipts.clear()
         self._pending = self._pending_bytes = 0
         self._settled_at = self._reading.clock.monotonic()

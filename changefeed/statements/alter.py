@@ -46,7 +46,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     rescans = _others_of_the_log(job, context) if log_is_lost else []
     if plan.rescan:
         # A feed that failed goes on with its RESCAN.
-        rescans += _go_on(job, context)
+        rescans += go_on(job, context)
     elif job.status is Status.FAILED:
         rescans.append(
             f'changefeed "{job.name}" has failed: RESUME CHANGEFEED {job.name} continues it'
@@ -123,7 +123,7 @@ def _others_of_the_log(job: Job, context: Context) -> list[str]:
     ]
 
 
-def _go_on(job: Job, context: Context) -> list[str]:
+def go_on(job: Job, context: Context) -> list[str]:
     """Let a feed that failed go on; say where one that stands still does not."""
     if job.status is Status.FAILED and job.wanted is DesiredStatus.RUNNING:
         context.catalog.transition(job.id, Status.STARTING, reason="is to be rescanned")

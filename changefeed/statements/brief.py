@@ -108,7 +108,8 @@ def why(look: FeedSnapshot, now: int) -> str | None:
     """The reason of whatever is not plain running, and the next step where one is known."""
     job, shown = look.job, look.health
     if shown.status == Status.RUNNING:
-        return waits_of(job) or shown.gathers or None
+        said = (waits_of(job) or shown.gathers, shown.refused)
+        return "; ".join(filter(None, said)) or None
     reason = readable(shown.reason, now).words
     if shown.status in TROUBLE and job.hint and shown.status == str(job.status):
         return f"{reason}; {with_names(job.hint, job)}"

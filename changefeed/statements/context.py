@@ -321,6 +321,7 @@ class Context:
         job: Job,
         tables: Sequence[TableProgress] | None = None,
         node: bool | None = None,
+        letters: int | None = None,
     ) -> Health:
         """The state of a feed as people see it; asks for what is not given."""
         return health(
@@ -328,6 +329,9 @@ class Context:
             self.catalog.tables(job.id) if tables is None else tables,
             node=self.host.node_running() if node is None else node,
             now=self.clock.now().wall,
+            letters=self.catalog.dead_letter_counts().get(job.id, 0)
+            if letters is None
+            else letters,
         )
 
     def job(self, ref: nodes.FeedRef) -> Job:

@@ -56,6 +56,7 @@ class Health:
             gather on purpose; None before anything was delivered, and once the feed has succeeded.
         age: the same with that time.
         gathers: until when changes gather on purpose now; empty if they do not.
+        refused: what there is to say of rows that were refused; empty if there are none.
     """
 
     status: str
@@ -63,6 +64,7 @@ class Health:
     lag: Seconds | None
     age: Seconds | None = None
     gathers: str = ""
+    refused: str = ""
 
     @property
     def moves(self) -> bool:
@@ -75,7 +77,9 @@ class Health:
         return self.status in TROUBLE
 
 
-def health(job: Job, tables: Sequence[TableProgress], *, node: bool, now: int) -> Health:
+def health(
+    job: Job, tables: Sequence[TableProgress], *, node: bool, now: int, letters: int = 0
+) -> Health:
     """The state of a feed.
 
     Args:
@@ -83,19 +87,29 @@ def health(job: Job, tables: Sequence[TableProgress], *, node: bool, now: int) -
         tables: its tables; those that failed or differ are enough.
         node: whether a node of this state is alive.
         now: ns since 1970.
+        letters: how many dead letters it has.
     """
     failed = [table for table in tables if table.state is TableState.FAILED]
     age = _lag(job, failed, now)
     lag, gathers = (age, "") if failed or not node else _but_on_purpose(job, age, now)
-    status, reason = _status(job, tables, failed, gathers, node=node, now=now)
-    return Health(status, reason, lag, age, gathers)
+    refused = _refused(job, letters)
+    says = "; ".join(filter(None, (gathers, refused)))
+    status, reason = _status(job, tables, failed, says, node=node, now=now)
+    return Health(status, reason, lag, age, gathers, refused)
+
+
+def _refused(job: Job, letters: int) -> str:
+    if not letters:
+        return ""
+    rows = "1 row was" if letters == 1 else f"{letters:,} rows were"
+    return f"{rows} refused: SHOW CHANGEFEED {name_sql(job.name)} DEAD LETTERS"
 
 
 def _status(
     job: Job,
     tables: Sequence[TableProgress],
     failed: Sequence[TableProgress],
-    gathers: str,
+    says: str,
     *,
     node: bool,
     now: int,
@@ -110,7 +124,7 @@ def _status(
         return str(job.status), STARTING
     if job.status is Status.RUNNING and job.high_water is not None:
         # CockroachDB's words.
-        waits = waits_of(job) or gathers
+        waits = "; ".join(filter(None, (waits_of(job), says)))
         also = f"; {waits}" if waits else ""
         shown = ShownText(
             f"running: resolved={job.high_water}{also}",

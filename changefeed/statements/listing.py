@@ -76,10 +76,11 @@ def looks_at(jobs: Sequence[Job], context: Context) -> list[FeedSnapshot]:
     node = context.host.node_running()
     found = context.catalog.tables_of_jobs([job.id for job in jobs])
     holders = context.catalog.job_holders()
+    letters = context.catalog.dead_letter_counts()
     looks = []
     for job in jobs:
         tables = found.get(job.id, [])
-        health = context.health(job, tables, node)
+        health = context.health(job, tables, node, letters.get(job.id, 0))
         looks.append(FeedSnapshot(job, tables, health, holders.get(job.id)))
     return looks
 

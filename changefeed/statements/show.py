@@ -27,7 +27,7 @@ from changefeed.core.uri import REDACTED
 from changefeed.options import SLO, VERIFY, Options, to_span
 from changefeed.plan.build import feed_sql
 from changefeed.plan.sink_resolution import find_sink
-from changefeed.statements import brief, listing
+from changefeed.statements import brief, dead_letters, listing
 from changefeed.statements.brief import FeedSnapshot
 from changefeed.statements.connections import existing_connection
 from changefeed.statements.context import Context, Result, handles
@@ -317,6 +317,7 @@ _ASPECTS: dict[str | None, Callable[[Job, Context], Result]] = {
     "tables": _tables,
     "errors": _errors,
     "events": _events,
+    "dead_letters": dead_letters.listing,
 }
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from changefeed.catalog import Catalog, Job
 from changefeed.catalog.model import TableProgress
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.schema import TableName
 from changefeed.options import to_span
 from changefeed.statements.brief import written_name
 from changefeed.statements.context import Context, Result, handles
@@ -21,6 +22,7 @@ from sinks.registry import capabilities, scheme_of
 
 if TYPE_CHECKING:
     from changefeed.verify.table import TableOutcome
+    from sinks.base import Difference
 
 COLUMNS = ("table", "key", "difference", "source", "target")
 
@@ -80,8 +82,15 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
         notices += [f"{repaired(o)}: {after(o, left)}" for o in wrong]
     elif wrong:
         notices.append(f"VERIFY CHANGEFEED {job.name} REPAIR makes them equal")
+    letters = _letters(job, context) if wrong else {}
     rows: list[tuple[Cell, ...]] = [
-        (written_name(o.table.table), d.key, d.kind, d.source, d.target)
+        (
+            written_name(o.table.table),
+            d.key,
+            _kind(d, letters.get(o.table.table)),
+            d.source,
+            d.target,
+        )
         for o in wrong
         for d in o.differences
     ]
@@ -92,6 +101,28 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
         tag="VERIFY CHANGEFEED",
         failure=_failure(job, left, repaired=statement.repair) if left else None,
     )
+
+
+def _letters(job: Job, context: Context) -> dict[TableName, dict[tuple[str, ...], int]]:
+    """The last dead letter of each row, by the texts of its key."""
+    found: dict[TableName, dict[tuple[str, ...], int]] = {}
+    for letter in context.catalog.dead_letters(job.id):
+        if not letter.keyless:
+            key = tuple(map(_key_text, json.loads(letter.key)))
+            found.setdefault(letter.table, {})[key] = letter.id
+    return found
+
+
+def _kind(difference: Difference, letters: Mapping[tuple[str, ...], int] | None) -> str:
+    """``missing (dead letter 7)`` where the row was refused."""
+    if letters is None or not difference.values:
+        return difference.kind
+    letter = letters.get(tuple(map(_key_text, difference.values)))
+    return difference.kind if letter is None else f"{difference.kind} (dead letter {letter})"
+
+
+def _key_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _needs_spark(job: Job, context: Context) -> bool:

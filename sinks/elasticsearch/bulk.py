@@ -300,4 +300,5 @@ def too_large(target: Target, size: int, limit: int) -> ChangefeedError:
         hint="raise http.max_content_length of the cluster, or leave the large column out "
         "with a column list, then RESUME.",
         target=target.topic,
+        about_row=True,
     )

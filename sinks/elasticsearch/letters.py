@@ -77,6 +77,7 @@ class DeadLetters:
                 "RESUME; or add dead_letter_index=NAME to the sink URI, which keeps such "
                 "documents there and goes on.",
                 target=target.topic,
+                about_row=True,
             )
         letters = (self._letter(refused.part, i, o) for i, o in refused.outcomes.items())
         for some in _requests(letters):

@@ -56,7 +56,7 @@ class ElasticsearchSink(Sink):
         owns_targets=True,
         repairs=True,
         continues_scans=True,
-        features=frozenset({Feature.EXISTING_TARGETS, Feature.COMPARISON}),
+        features=frozenset({Feature.EXISTING_TARGETS, Feature.COMPARISON, Feature.DEAD_LETTERS}),
         ends_scans=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = ElasticsearchSettings.parameters()

@@ -70,7 +70,7 @@ class FilesSink(Sink):
         shared_topics=True,
         repairs=True,
         continues_scans=True,
-        features=frozenset({Feature.TRANSACTIONS, Feature.COMPARISON}),
+        features=frozenset({Feature.TRANSACTIONS, Feature.COMPARISON, Feature.DEAD_LETTERS}),
     )
     parameters: ClassVar[tuple[Parameter, ...]] = FilesSettings.parameters()
     #: How long Google's client repeats a request by itself.

@@ -65,6 +65,9 @@ _BY_NAME: dict[str, tuple[str, str]] = {
     "_PURGE_INFLIGHT": (Code.SINK_UNREACHABLE, "delivery was abandoned"),
 }
 
+#: Names of errors that a message gets for itself, or a batch for one of its messages.
+_OF_MESSAGE = frozenset({"MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD"})
+
 _HINTS = {
     "MSG_SIZE_TOO_LARGE": "raise max.message.bytes of the topic, or leave the large column out "
     "with a column list, then RESUME.",
@@ -156,4 +159,11 @@ def explain_name(name: str, text: str, reasons: Reasons, *, topic: str = "") -> 
     code, what = _BY_NAME.get(name, (Code.SINK_UNREACHABLE, "cannot reach the Kafka brokers"))
     detail = f"{name.lstrip('_').lower().replace('_', ' ')}: {text}"
     detail = f"topic {topic}: {detail}" if topic else detail
-    return ChangefeedError(code, what, detail=detail, hint=_HINTS.get(name, ""), target=topic)
+    return ChangefeedError(
+        code,
+        what,
+        detail=detail,
+        hint=_HINTS.get(name, ""),
+        target=topic,
+        about_row=name in _OF_MESSAGE,
+    )

@@ -90,6 +90,7 @@ class KafkaSink(Sink):
                 Feature.EXTRA_HEADERS,
                 Feature.KAFKA_PRODUCER,
                 Feature.COMPARISON,
+                Feature.DEAD_LETTERS,
                 Feature.TRANSACTIONS,
             }
         ),
@@ -326,6 +327,8 @@ class KafkaSink(Sink):
         if largest > LARGE:
             limit = self._admin().limit(target.topic)
             if limit is not None and largest > limit:
+                limit = self._admin().limit(target.topic, asks=True)  # it may be raised by now
+            if limit is not None and largest > limit:
                 raise too_large(target, largest, limit)
         return total
 
@@ -508,8 +511,10 @@ def too_large(target: Target, size: int, limit: int | None) -> ChangefeedError:
         f"a message of table {target.table} has {size} bytes, more than {bound} "
         f"topic {target.topic} takes",
         hint=f"raise max.message.bytes of topic {target.topic}, or leave the large column out "
-        "with a column list, then RESUME.",
+        "with a column list, then RESUME. With on_row_error = 'dead_letter' the feed keeps "
+        "such rows apart and goes on.",
         target=target.topic,
+        about_row=True,
     )
 
 

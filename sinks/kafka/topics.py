@@ -206,8 +206,9 @@ class Topics:
         self._admin.poll(0)
         return answer.result()
 
-    def limit(self, name: str) -> int | None:
-        """``max.message.bytes`` of the topic, None when the broker does not tell us."""
+    def limit(self, name: str, *, asks: bool = False) -> int | None:
+        """``max.message.bytes`` of the topic, None when the broker does not tell us. ``asks``: an
+        answer of before is not enough."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import (  # type: ignore[attr-defined]  # no __all__ there
             ConfigResource,
@@ -215,7 +216,7 @@ class Topics:
         )
 
         with self._lock:
-            if name in self._limits:
+            if name in self._limits and not asks:
                 return self._limits[name]
         resource = ConfigResource(ResourceType.TOPIC, name)
         found: int | None = None

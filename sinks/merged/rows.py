@@ -60,6 +60,7 @@ def require_key_values(rows: pa.Table, schema: TableSchema, topic: str) -> None:
                 hint="give these rows a value at the source, or leave the table out of the feed, "
                 "then RESUME.",
                 target=topic,
+                about_row=True,
             )
 
 

@@ -20,6 +20,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.settings import Parameter, Settings, setting
 from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import invalid_uri
+from sinks.base import Capabilities
 from sinks.warehouse.dialect import (
     ANNO_DOMINI,
     FLAT_ARRAY,
@@ -30,7 +31,7 @@ from sinks.warehouse.dialect import (
     decimal_pattern,
 )
 from sinks.warehouse.errors import explained
-from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.sink import REFUSES_ROWS, WarehouseSink
 
 if TYPE_CHECKING:
     import duckdb
@@ -276,7 +277,11 @@ class DuckDB(Warehouse):
             )
         if isinstance(error, duckdb.DataError | duckdb.NotSupportedError | duckdb.IntegrityError):
             return ChangefeedError(
-                Code.SINK_CANNOT_TAKE_TABLE, f"{where} refused the data", detail=kind, target=topic
+                Code.SINK_CANNOT_TAKE_TABLE,
+                f"{where} refused the data",
+                detail=kind,
+                target=topic,
+                about_row=not isinstance(error, duckdb.NotSupportedError),
             )
         if isinstance(error, duckdb.ProgrammingError):
             # About names and types: the statements hold no values of rows.
@@ -303,6 +308,7 @@ class DuckDBSettings(Settings):
 class DuckDBSink(WarehouseSink):
     """Tables of a DuckDB file."""
 
+    capabilities: ClassVar[Capabilities] = REFUSES_ROWS
     parameters: ClassVar[tuple[Parameter, ...]] = DuckDBSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

@@ -20,6 +20,7 @@ from changefeed.core.schema import Column
 from changefeed.core.settings import FileTls, Parameter, Settings, group, setting
 from changefeed.core.types import Kind
 from changefeed.core.uri import Parts, invalid_uri
+from sinks.base import Capabilities
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
@@ -30,7 +31,7 @@ from sinks.warehouse.dialect import (
 )
 from sinks.warehouse.errors import explained
 from sinks.warehouse.rows import packets
-from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.sink import REFUSES_ROWS, WarehouseSink
 
 if TYPE_CHECKING:
     import pymysql
@@ -306,7 +307,13 @@ class MySQL(Warehouse):
             code, what = _LOST if lost else (Code.SINK_REFUSED_DATA, "refused a statement")
         if isinstance(error, pymysql.DataError | pymysql.IntegrityError):
             code, what = _VALUE
-        return ChangefeedError(code, f"{where} {what}", detail=f"error {number}", target=topic)
+        return ChangefeedError(
+            code,
+            f"{where} {what}",
+            detail=f"error {number}",
+            target=topic,
+            about_row=(code, what) == _VALUE,
+        )
 
 
 _LOST = (Code.SINK_UNREACHABLE, "cannot be reached")
@@ -349,6 +356,7 @@ class MySQLSettings(Settings):
 class MySQLSink(WarehouseSink):
     """Tables of a MySQL or MariaDB database."""
 
+    capabilities: ClassVar[Capabilities] = REFUSES_ROWS
     parameters: ClassVar[tuple[Parameter, ...]] = MySQLSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

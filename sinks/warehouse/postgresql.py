@@ -19,6 +19,7 @@ from changefeed.core.schema import Column
 from changefeed.core.settings import LIBPQ, Parameter, Settings, setting, several
 from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import ESCAPES, invalid_uri, without
+from sinks.base import Capabilities
 from sinks.warehouse.dialect import (
     Dialect,
     SqlStatement,
@@ -26,7 +27,7 @@ from sinks.warehouse.dialect import (
     Warehouse,
 )
 from sinks.warehouse.errors import explained
-from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.sink import REFUSES_ROWS, WarehouseSink
 
 if TYPE_CHECKING:
     import psycopg
@@ -286,7 +287,10 @@ class PostgreSQL(Warehouse):
         )
         if state.startswith(_NAMES_OBJECTS):
             detail = f"{error.diag.message_primary} ({detail})"
-        return ChangefeedError(code, f"{where} {what}", detail=detail, target=topic)
+        of_row = code == Code.SINK_CANNOT_TAKE_TABLE
+        return ChangefeedError(
+            code, f"{where} {what}", detail=detail, target=topic, about_row=of_row
+        )
 
 
 def _state_of_refusal(info: str) -> str:
@@ -349,6 +353,7 @@ class PostgreSQLSettings(Settings):
 class PostgreSQLSink(WarehouseSink):
     """Tables of a PostgreSQL database."""
 
+    capabilities: ClassVar[Capabilities] = REFUSES_ROWS
     parameters: ClassVar[tuple[Parameter, ...]] = PostgreSQLSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

@@ -321,6 +321,13 @@ class WarehouseSink(DatabaseSink):
 # ------------------------------------------------------------------------------- rounds that cost
 
 
+#: Of a warehouse whose errors say whether they are about a row (``ChangefeedError.about_row``).
+REFUSES_ROWS = replace(
+    WarehouseSink.capabilities,
+    features=WarehouseSink.capabilities.features | {Feature.DEAD_LETTERS},
+)
+
+
 class PacedSink(WarehouseSink):
     """The sink of a warehouse whose every job costs money or counts against a quota: its rounds are
     at least ``interval`` seconds apart; changes gather in the change log meanwhile."""

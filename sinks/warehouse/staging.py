@@ -219,6 +219,7 @@ def refused_value(
         detail=f"target {shape.topic}, source type {column.type_name}, {detail}",
         hint=hint,
         target=shape.topic,
+        about_row=True,
     )
 
 

@@ -48,7 +48,14 @@ class WebhookSink(Sink):
         compressions=("none", "gzip", "zstd"),
         continues_scans=True,
         rewinds=True,
-        features=frozenset({Feature.EXTRA_HEADERS, Feature.TRANSACTIONS, Feature.WEBHOOK_REQUESTS}),
+        features=frozenset(
+            {
+                Feature.DEAD_LETTERS,
+                Feature.EXTRA_HEADERS,
+                Feature.TRANSACTIONS,
+                Feature.WEBHOOK_REQUESTS,
+            }
+        ),
     )
     parameters: ClassVar[tuple[Parameter, ...]] = WebhookSettings.parameters()
 
@@ -201,6 +208,7 @@ def _poison(target: Target, size: int, status: int) -> ChangefeedError:
             hint="raise the server's limit of a body, or leave the large column out with a column "
             "list, then RESUME.",
             target=target.topic,
+            about_row=True,
         )
     return ChangefeedError(
         Code.SINK_REFUSED_DATA,
@@ -208,4 +216,5 @@ def _poison(target: Target, size: int, status: int) -> ChangefeedError:
         f"it answered {status} to it alone",
         hint="check the log of that server, then RESUME.",
         target=target.topic,
+        about_row=True,
     )

@@ -52,6 +52,7 @@ class WebhookHarness:
     }
     secret = SECRET
     max_message_bytes = 0
+    refused_text = "REFUSED BY ITS CONTENT"
 
     def __init__(self, server: WebhookServer, uri: str, options: Mapping[str, object]) -> None:
         self._server, self._uri = server, uri
@@ -86,7 +87,12 @@ class WebhookHarness:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_conformance(case: Case, kind: str, certificates: Path) -> None:
     tls = kind == "tls-gzip"
-    server = WebhookServer(certificates if tls else None, authorization=f"Bearer {SECRET}")
+    refused = WebhookHarness.refused_text.encode()
+    server = WebhookServer(
+        certificates if tls else None,
+        authorization=f"Bearer {SECRET}",
+        judge=lambda body: 422 if refused in body else 200,
+    )
     uri, options = server.uri, dict[str, object](webhook_auth_header=f"Bearer {SECRET}")
     if tls:
         uri += f"?ca_cert={encoded(certificates / 'ca.pem')}"

@@ -41,7 +41,14 @@ _CONNECTIONS = {
     "crm": "postgresql://app:pw@db:5432/crm",
 }
 #: Statements that would wait for a node or for Spark: they are only parsed.
-_PARSED = (nodes.Sync, nodes.Verify, nodes.CreateDataset, nodes.CreateFunction)
+_PARSED = (
+    nodes.Sync,
+    nodes.Verify,
+    nodes.CreateDataset,
+    nodes.CreateFunction,
+    nodes.RetryDeadLetters,
+    nodes.DiscardDeadLetters,
+)
 _USED = re.compile(r"(?:ALTER|PAUSE|RESUME|DROP|SHOW|SHOW CREATE) CHANGEFEED (?!IF|JOB)(\w+)")
 
 

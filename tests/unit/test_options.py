@@ -110,6 +110,8 @@ NEEDED = {
     "confluent_schema_registry": ", format = avro",
     "avro_schema_prefix": ", format = avro",
     "transaction_topic": ", transaction_metadata",
+    "dead_letter_limit": ", on_row_error = 'dead_letter'",
+    "dead_letter_share": ", on_row_error = 'dead_letter'",
     "verify_repair": ", verify = '24h'",
     "verify_max_rate": ", verify = '24h'",
 }

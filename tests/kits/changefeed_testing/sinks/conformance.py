@@ -18,7 +18,11 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from changefeed.core.errors import Action, ChangefeedError, Code
+import pyarrow as pa
+
+from changefeed.core.errors import Action, ChangefeedError, Code, Scope
+from changefeed.core.halves import by_halves
+from changefeed.options import Feature
 from changefeed_testing.sinks.feed import FeedDouble, Write, at, delete, put
 from changefeed_testing.sinks.messages import Message
 from changefeed_testing.sinks.outside import assert_connects_to_nothing, assert_prints_nothing
@@ -29,7 +33,7 @@ from changefeed_testing.sinks.validators import (
     ResolvedValidator,
     validate,
 )
-from sinks.base import Sink
+from sinks.base import Durability, Receipt, Sink
 
 #: Five megabytes of text that never repeats.
 LARGE_TEXT = "".join(f"{i:07d} " for i in range(655_360))
@@ -41,6 +45,9 @@ class Harness(Protocol):
     A target that holds the newest version of each row and no other (documents by key) has a true
     attribute ``keeps_latest``. Its ``read`` returns the existing rows, without deleted ones, then
     the newest mark of each topic.
+
+    A target that refuses messages for another reason than their size has an attribute
+    ``refused_text``: a text of a row that it refuses.
     """
 
     never: Mapping[str, str]
@@ -395,6 +402,46 @@ def refuses_oversize(harness: Harness) -> None:
     sink.close()
 
 
+def finds_refused_rows(harness: Harness) -> None:
+    """A row that is refused for itself is named as one: by halves it is found, and every other row
+    arrives, in order (``on_row_error = 'dead_letter'``)."""
+    text = getattr(harness, "refused_text", "")
+    if not text and harness.max_message_bytes:
+        text = "secret-value-" * (harness.max_message_bytes // 13 + 1)
+    if not text or Feature.DEAD_LETTERS not in harness.sink().capabilities.features:
+        return
+    feed = _feed(harness)
+    sink = feed.open(harness.sink())
+    bad = {4, 11}
+    writes = [put(n, text if n in bad else f"{n}", n) for n in range(1, 16)]
+    writes.append(put(4, "good again", 16))
+    found: list[int] = []
+
+    def deliver(rows: pa.Table) -> None:
+        epoch = feed.epoch(at(16))
+        receipts: Sequence[Receipt] = ()
+        try:
+            receipts = feed.write(sink, epoch, [writes[n] for n in rows["n"].to_pylist()])
+            assert sink.commit(epoch, receipts) is Durability.DURABLE
+        except ChangefeedError:
+            sink.abort(epoch, receipts)
+            raise
+
+    def refused(row: pa.Table, error: ChangefeedError) -> None:
+        assert error.scope is Scope.TABLE and error.target == harness.topic("t")
+        assert text[:20] not in f"{error.message} {error.detail} {error.hint}"
+        found.append(row["n"][0].as_py() + 1)
+
+    by_halves(pa.table({"n": list(range(len(writes)))}), deliver, refused)
+    assert found == sorted(bad)
+    latest = {key: after for key, after in _rows(harness.read())}
+    assert latest == {
+        f"[{n}]": {"a": n, "b": "good again" if n == 4 else f"{n}"} for n in range(1, 16) if n != 11
+    }
+    validate(harness.read(), OrderValidator())
+    sink.close()
+
+
 def writes_in_executors(harness: Harness) -> None:
     """Copies of the sink made by pickling write in other processes; the driver commits."""
     feed = _feed(harness)
@@ -478,6 +525,7 @@ CASES: tuple[Case, ...] = tuple(
         aborts,
         outlives_outage,
         refuses_oversize,
+        finds_refused_rows,
         writes_in_executors,
         hides_secrets,
         connects_to_nothing,
