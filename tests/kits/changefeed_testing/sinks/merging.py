@@ -23,9 +23,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+
 from changefeed.core.errors import Action, ChangefeedError, Code, Scope
 from changefeed.core.events import Resolved
+from changefeed.core.halves import by_halves
 from changefeed.core.types import Kind, LogicalType
+from changefeed.options import Feature
 from changefeed_testing.sinks.comparing import COMPARING_CASES
 from changefeed_testing.sinks.conformance import LARGE_TEXT
 from changefeed_testing.sinks.keeping_history import HISTORY_CASES
@@ -44,7 +48,7 @@ from changefeed_testing.sinks.rows import (
     truncate,
     update,
 )
-from sinks.base import SinkContext
+from sinks.base import Epoch, Receipt, SinkContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +335,43 @@ def aborts(harness: MergeHarness) -> None:
     source.commit(update("t", {"a": 1}, b="y"), insert("v", a=1, b="x"))
     feed.deliver(sink, 0)
     check(harness, source)
+    sink.close()
+
+
+def finds_refused_rows(harness: MergeHarness) -> None:
+    """With ``Feature.DEAD_LETTERS``: rows without a key, in the middle of a transaction, are found
+    by halves, and all others are in the target (``on_row_error = 'dead_letter'``)."""
+    if Feature.DEAD_LETTERS not in harness.sink().capabilities.features:
+        return
+    source = SourceDouble(keyed())
+    source.commit(*(insert("t", a=n, b="x") for n in range(1, 6)))
+    source.commit(
+        insert("t", a=6, b="x"), insert("t", a=None, b="secret-value"), update("t", {"a": 1}, b="y")
+    )
+    source.commit(delete("t", a=2), update("t", {"a": 3}, b="z"))
+    feed = feed_of(harness, source)
+    sink = feed.open(harness.sink())
+    found: list[int] = []
+
+    def deliver(rows: pa.Table) -> None:
+        first, last = rows["n"][0].as_py(), rows["n"][-1].as_py()
+        # As a feed does it: the round that failed ends nowhere.
+        epoch, receipts = Epoch(0, source.log[first].at.previous()), list[Receipt]()
+        try:
+            epoch, receipts = feed.write(sink, first, last + 1)
+            feed.commit(sink, epoch, receipts)
+        except ChangefeedError:
+            sink.abort(epoch, receipts)
+            raise
+
+    def refused(row: pa.Table, error: ChangefeedError) -> None:
+        assert error.scope is Scope.TABLE and "secret-value" not in str(error.fields())
+        found.append(row["n"][0].as_py())
+
+    by_halves(pa.table({"n": list(range(len(source.log)))}), deliver, refused)
+    assert found == [6]
+    rows = {row["a"]: row["b"] for row in visible(harness.rows(harness.topic("t")))}
+    assert rows == {1: "y", 3: "z", 4: "x", 5: "x", 6: "x"}
     sink.close()
 
 
@@ -731,6 +772,7 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         never_resurrects,
         survives_crash_before_commit,
         aborts,
+        finds_refused_rows,
         opens_again,
         checks,
         truncates,
