@@ -375,6 +375,7 @@ class Planner:
                 held.holds,
                 fresh=not self.catalog.source_state(connection.name).updated,
                 parts_travel=source.parts_travel,
+                takes_workers=source.takes_workers,
             ),
             tables=tuple(tables),
             sink=SinkStage(

@@ -30,7 +30,13 @@ def scan_limit(options: Options) -> str:
 
 
 def scan_hindrance(
-    sink: Capabilities, *, query: bool, exactly_once: bool, parts_travel: bool, limit: str = ""
+    sink: Capabilities,
+    *,
+    query: bool,
+    exactly_once: bool,
+    parts_travel: bool,
+    takes_workers: bool,
+    limit: str = "",
 ) -> str:
     """Why the node itself reads the tables of a scan; empty: Spark's workers can.
 
@@ -38,12 +44,12 @@ def scan_hindrance(
         sink: the capabilities of the feed's sink.
         query: the feed is a CDC query.
         exactly_once: the sink keeps the feed's progress.
-        parts_travel: see :attr:`changefeed.sources.base.Source.parts_travel`.
+        parts_travel, takes_workers: see :class:`changefeed.sources.base.Source`.
         limit: as of :func:`scan_limit`.
     """
     if query:
         return _QUERY
-    if not parts_travel:
+    if not parts_travel and (sink.takes_rows or not takes_workers):
         return "the snapshot of this source cannot leave the node"
     if limit:
         return f"a scan with {limit} is read by the node"

@@ -79,7 +79,7 @@ class SourceStage:
     Attributes:
         holds: what changefeed occupies at the source, for people; empty if nothing.
         fresh: this statement creates it.
-        parts_travel: see :class:`changefeed.sources.base.Source`.
+        parts_travel, takes_workers: see :class:`changefeed.sources.base.Source`.
     """
 
     source: str
@@ -87,6 +87,7 @@ class SourceStage:
     holds: str
     fresh: bool
     parts_travel: bool = True
+    takes_workers: bool = False
     name: str = "source"
 
     def lines(self) -> Iterator[str]:
@@ -307,7 +308,7 @@ class EngineStage:
     options: Options
     capabilities: Capabilities
     query: bool
-    parts_travel: bool
+    source: SourceStage
     name: str = "engine"
 
     def lines(self) -> Iterator[str]:
@@ -321,7 +322,8 @@ class EngineStage:
             can,
             query=False,
             exactly_once=once,
-            parts_travel=self.parts_travel,
+            parts_travel=self.source.parts_travel,
+            takes_workers=self.source.takes_workers,
             limit=scan_limit(self.options),
         )
         if can.spark_packs:
@@ -436,8 +438,7 @@ class FeedPlan:
         if self.sinkless:
             return ()
         query = any(table.query is not None for table in self.tables)
-        travel = self.source.parts_travel
-        return (EngineStage(self.options, self.sink.capabilities, query, travel),)
+        return (EngineStage(self.options, self.sink.capabilities, query, self.source),)
 
     def spec(self) -> JobSpec:
         """The row of the job table."""

@@ -36,7 +36,7 @@ from typing import Self
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
-from changefeed.spark.listening import WorkerPort
+from changefeed.spark.listening import WorkerPort, keep_alive
 from sinks.base import Sink, SinkContext
 
 #: Secret, process, job and task.
@@ -54,8 +54,6 @@ GRACE_SECONDS = 5.0
 LEASE_SECONDS = 30.0
 #: Seconds between an answer and the next ping.
 PING_SECONDS = 2.0
-#: How long the other side may be silent before the connection is tried, and between tries.
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _HELLO_SECONDS = 10.0
 
 
@@ -83,7 +81,7 @@ class AdmissionTicket:
         try:
             held = socket.create_connection((self.host, self.port), _HELLO_SECONDS)
             held.settimeout(None)
-            _keep_alive(held)
+            keep_alive(held)
             held.sendall(_HELLO.pack(self.secret, os.getpid(), self.job, task))
             answer = held.recv(1)
             if answer == _DONE:
@@ -355,7 +353,7 @@ class WorkerAdmission:
         if not secrets.compare_digest(secret, self._secret):
             return None
         connection.settimeout(None)
-        _keep_alive(connection)
+        keep_alive(connection)
         task = (numbers[0], numbers[1])
         with self._changed:
             self._await_turn(task)
@@ -381,12 +379,6 @@ class WorkerAdmission:
                 log.warning("a worker of a delivery does not answer: another attempt replaces it")
                 self._end(inside)
             self._clock.wait(self._changed, max(left, self._ping))
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, seconds in _KEEPALIVE:
-        connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
 
 
 def _sized(connection: socket.socket) -> bytes:

@@ -1,17 +1,23 @@
 """Initial scans by Spark: parts of a table are read, converted and delivered in parallel.
 
-One task a part, and no shuffle::
+No shuffle::
 
     messages    part -> read() -> encoded -> deliver(), all in one Python worker
     typed rows  part -> read() in a Python worker -> what the sink's own action does in the JVM
 
-Spark retries a failed part: rows may be repeated, but none is lost.
+A part is a task of a job, which Spark retries. The parts of a snapshot that workers hold are
+divided among these workers (:mod:`changefeed.spark.standing`); a part whose worker was lost goes to
+another one. So rows may be repeated, but none is lost.
 """
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
@@ -23,6 +29,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
 from changefeed.spark.executors import (
+    RECEIPT,
     RECEIPT_DDL,
     Deliverer,
     PartDelivery,
@@ -32,9 +39,10 @@ from changefeed.spark.executors import (
 from changefeed.spark.internals.arrow_types import spark_schema
 from changefeed.spark.progress import Listener, driver_host
 from changefeed.spark.sealed import sealed
+from changefeed.spark.standing import StandingWorker, WorkerLost
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from changefeed.spark.session import NodeSpark
 
@@ -58,12 +66,13 @@ def run_scan(
     on_progress: Callable[[int, int], None] | None = None,
     on_durable: Callable[[int, int, int], None] = lambda part, rows, size: None,
     stopping: Callable[[], bool] = lambda: False,
+    workers: Sequence[StandingWorker] = (),
 ) -> list[PartResult]:
     """Read, encode and deliver all parts; returns when everything is delivered.
 
     Args:
         spark: started or not; waits for it.
-        parts: what to read; each is one task, of which only one batch at a time is in memory.
+        parts: what to read, only one batch of each at a time in memory.
         at: timestamp of all rows.
         deliver: takes the messages of a part; pickles.
         group: name for :meth:`NodeSpark.cancel`, which ends the scan.
@@ -71,6 +80,8 @@ def run_scan(
         on_durable: called with number, rows and bytes of a part when its rows are durable; a call
             may get lost.
         stopping: asked when the job failed and before it starts; true ends quietly.
+        workers: those who hold the snapshot of the parts; none: any process can read them, and each
+            is a task of a job.
 
     Raises:
         ChangefeedError: what a part's ``read`` or ``deliver`` raised (after the last attempt),
@@ -80,7 +91,14 @@ def run_scan(
     delivered: list[PartResult] = []
     try:
         if parts and not stopping():
-            delivered = _run(spark, parts, plan, at, deliver, group, tell, on_durable)
+            with spark.use(group) as session:
+                host = driver_host(session)
+                with Listener(tell, host, on_durable=on_durable) as report:
+                    work = _PartWork(plan, at, Deliverer(deliver, report))
+                    if workers:
+                        delivered = _divided(workers, parts, work)
+                    else:
+                        delivered = _tasks(session, host, parts, work)
     except ChangefeedError:
         if not stopping():
             raise
@@ -88,44 +106,82 @@ def run_scan(
     return delivered
 
 
-def _run(
-    spark: NodeSpark,
-    parts: Sequence[ReadablePart],
-    plan: MessagePlan,
-    at: Timestamp,
-    deliver: PartDelivery,
-    group: str | None,
-    on_progress: Callable[[int, int], None],
-    on_durable: Callable[[int, int, int], None],
+@dataclass
+class _PartWork:
+    """Reads, encodes and delivers a part, in the process that is called."""
+
+    plan: MessagePlan
+    at: Timestamp
+    deliver: Deliverer
+
+    def __call__(self, number: int, part: ReadablePart) -> PartResult:
+        return self.deliver(number, self._messages(part))
+
+    def _messages(self, part: ReadablePart) -> Iterator[pa.RecordBatch]:
+        for rows in part.read():
+            table = scan_rows(self.plan.schema, rows, self.at)
+            yield from encode_messages(table, self.plan, scan=True).to_batches()
+
+
+class _Task:
+    def __init__(self, parts: Sequence[ReadablePart], work: _PartWork) -> None:
+        self._parts = parts
+        self._work = work
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                with errors_packed():
+                    done = self._work(number, self._parts[number])
+                yield pa.record_batch([[done.part], [done.rows], [done.bytes]], schema=RECEIPT)
+
+
+def _tasks(
+    session: SparkSession, host: str, parts: Sequence[ReadablePart], work: _PartWork
 ) -> list[PartResult]:
-    with spark.use(group) as session:
-        host = driver_host(session)
-        with Listener(on_progress, host, on_durable=on_durable) as tell:
-            chain = _Chain(parts, plan, at, Deliverer(deliver, tell))
-            numbers = session.range(len(parts), numPartitions=len(parts))
-            with sealed(chain, host) as task:
-                receipts = numbers.mapInArrow(task, RECEIPT_DDL).collect()
+    numbers = session.range(len(parts), numPartitions=len(parts))
+    with sealed(_Task(parts, work), host) as task:
+        receipts = numbers.mapInArrow(task, RECEIPT_DDL).collect()
     return [PartResult(r["part"], r["rows"], r["bytes"]) for r in receipts]
 
 
-class _Chain:
-    def __init__(
-        self, parts: Sequence[ReadablePart], plan: MessagePlan, at: Timestamp, deliver: Deliverer
-    ) -> None:
-        self._parts = parts
-        self._plan = plan
-        self._at = at
-        self._deliver = deliver
+def _divided(
+    workers: Sequence[StandingWorker], parts: Sequence[ReadablePart], work: _PartWork
+) -> list[PartResult]:
+    """Returns, or raises, when no worker delivers any longer.
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        return self._deliver(self._messages(batches))
+    Raises:
+        ChangefeedError: of the first part that failed; CF2201 all workers were lost.
+    """
+    left = deque(enumerate(parts))
+    done: list[PartResult] = []
 
-    def _messages(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
-                for rows in self._parts[number].read():
-                    table = scan_rows(self._plan.schema, rows, self._at)
-                    yield from encode_messages(table, self._plan, scan=True).to_batches()
+    def keep_busy(worker: StandingWorker) -> None:
+        while left:
+            try:
+                number, part = left.popleft()
+            except IndexError:
+                return
+            try:
+                done.append(worker.call(functools.partial(_deliver, work, number, part)))
+            except WorkerLost:
+                left.append((number, part))
+                return
+            except BaseException:
+                left.clear()
+                raise
+
+    while left:
+        present = [worker for worker in workers if not worker.lost]
+        if not present:
+            raise WorkerLost
+        with ThreadPoolExecutor(len(present), thread_name_prefix="scan-part") as pool:
+            list(pool.map(keep_busy, present))
+    return done
+
+
+def _deliver(work: _PartWork, number: int, part: ReadablePart, kept: ExitStack) -> PartResult:
+    return work(number, part)
 
 
 class _RowReader:

@@ -54,6 +54,7 @@ from changefeed.scan.host import ScanHost, scan_progress_key
 from changefeed.scan.repair import keys_to_delete, why_rescan
 from changefeed.scan.spark import row_frame, run_scan
 from changefeed.spark.progress import driver_host
+from changefeed.spark.standing import StandingWorker
 from sinks.base import (
     Batch,
     Epoch,
@@ -159,7 +160,7 @@ class ScanWork:
     """What all tables of one scan have in common.
 
     ``unfinished``: see :attr:`sinks.base.SinkContext.unfinished`. ``delivered``: rows of it are
-    durable in the sink.
+    durable in the sink. ``workers``: those of Spark that hold the snapshot.
     """
 
     host: ScanHost
@@ -170,6 +171,7 @@ class ScanWork:
     unfinished: Mapping[TableName, Timestamp] = field(default_factory=dict)
     delivered: bool = False
     clock: Clock = SYSTEM_CLOCK
+    workers: Sequence[StandingWorker] = ()
 
     def __post_init__(self) -> None:
         self._epochs = itertools.count(1)
@@ -296,21 +298,16 @@ class ScanWork:
 
     def _engine(self, writer: ScanWriter, rows: int, parts: int) -> EngineChoice:
         host = self.host
-        why = scan_hindrance(
-            writer.sink.capabilities,
-            query=host.has_query,
-            exactly_once=writer.keeps,
-            parts_travel=host.source_runtime.source.parts_travel,
-            limit=host.limits.option,
-        )
-        if not why and not writer.typed and not host.sinks.in_workers(writer.sink):
-            why = "Spark cannot be started here"
+        why = spark_hindrance(host, writer.sink)
+        if not why and not host.source_runtime.source.parts_travel and not self.workers:
+            why = "Spark has no core to spare for a worker that holds the snapshot"
         asked = host.asked_engine
         if writer.typed and asked is EngineOption.AUTO and not why:
             # The session is needed for the merge anyway: only the job itself counts.
             small = parts <= 1 and rows < host.sizes.small_scan_rows
             return EngineChoice(not small, "Spark merges this table in any case")
-        return choose_engine(asked, Work(rows, max(1, parts), why), host.spark.state())
+        tasks = min(parts, len(self.workers)) if self.workers else parts
+        return choose_engine(asked, Work(rows, max(1, tasks), why), host.spark.state())
 
     # -- typed rows -------------------------------------------------------------------------
 
@@ -391,6 +388,7 @@ class ScanWork:
             on_progress=writer.progress,
             on_durable=on_durable,
             stopping=self.stopping,
+            workers=self.workers,
         )
         if self.stopping():
             raise ScanStopped
@@ -419,6 +417,22 @@ class ScanWork:
     def next_epoch(self) -> Epoch:
         """The next epoch; epochs of a scan end at its instant."""
         return Epoch(next(self._epochs), self.at)
+
+
+def spark_hindrance(host: ScanHost, sink: Sink) -> str:
+    """Why the node itself reads the tables of a scan into this sink; empty: Spark's workers can."""
+    source = host.source_runtime.source
+    why = scan_hindrance(
+        sink.capabilities,
+        query=host.has_query,
+        exactly_once=host.sinks.keeps(sink),
+        parts_travel=source.parts_travel,
+        takes_workers=source.takes_workers,
+        limit=host.limits.option,
+    )
+    if not why and not sink.capabilities.takes_rows and not host.sinks.in_workers(sink):
+        return "Spark cannot be started here"
+    return why
 
 
 class ScanWriter:

@@ -28,12 +28,13 @@ table was truncated or altered meanwhile, the next scan reads everything
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from changefeed.catalog.model import RowRepair, TableProgress
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
-from changefeed.core.engines import EngineOption
+from changefeed.core.engines import EngineOption, Work, choose_engine
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import KeyRange, TableName, TableSchema
@@ -41,9 +42,10 @@ from changefeed.core.table_errors import TableError, about_table
 from changefeed.core.unread import UnreadParts
 from changefeed.scan.admission import ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost
-from changefeed.scan.table import PartLedger, ScanWork, TableParts
-from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, ScanPart, Snapshot
+from changefeed.scan.table import PartLedger, ScanWork, TableParts, spark_hindrance
+from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, ScanPart, Snapshot, Source
 from changefeed.sources.scans import table_changed
+from changefeed.spark.standing import StandingWorker, StandingWorkers
 
 
 @dataclass
@@ -180,8 +182,13 @@ class SnapshotScan(threading.Thread):
             # An idle source's image has the instant of the last frontier, and consumers may count
             # on having everything up to there.
             source_runtime.log.wait_above(promised, self._stopping)
-        self._waits = "the source's snapshot"
-        with source.snapshot([t.schema for t in described if t.schema]) as snapshot:
+        with ExitStack() as held:
+            workers = held.enter_context(self._workers()) if self._wants_workers(source) else ()
+            self._waits = "the source's snapshot"
+            schemas = [t.schema for t in described if t.schema]
+            snapshot = held.enter_context(
+                source.snapshot_in(schemas, workers) if workers else source.snapshot(schemas)
+            )
             self.at = source_runtime.log.wait_position(snapshot.position, self._stopping)
             self._began, self._waits = self._clock.monotonic(), ""
             self._host.wake()
@@ -206,6 +213,7 @@ class SnapshotScan(threading.Thread):
                 self._stopping.is_set,
                 unfinished,
                 clock=self._clock,
+                workers=[worker for worker in workers if worker in snapshot.workers],
             )
             # Of all tables before the first row, so that a share is one of the whole.
             parts = {table.name: self._parts(snapshot, table, reading) for table in described}
@@ -216,6 +224,31 @@ class SnapshotScan(threading.Thread):
                     return
                 self._scan_table(table, reading, parts.pop(table.name))
                 self._host.wake()
+
+    def _wants_workers(self, source: Source) -> bool:
+        """Whether workers of Spark are to hold the snapshot, which they must do from its begin on,
+        before anything is known of the tables' parts."""
+        host = self._host
+        repairs = all(table.repair is not None for table in self.tables.values())
+        if source.parts_travel or repairs or spark_hindrance(host, host.sinks.new_sink()):
+            return False
+        state = host.spark.state()
+        rows = state.least_job_rows
+        if host.asked_engine is EngineOption.AUTO:
+            rows = sum(t.rows_estimate for t in source.tables() if t.name in self.tables)
+        return choose_engine(host.asked_engine, Work(rows, state.cores - 1), state).spark
+
+    @contextmanager
+    def _workers(self) -> Iterator[Sequence[StandingWorker]]:
+        spark = self._host.spark
+        self._waits = "Spark"
+        spark.session()
+        with spark.occupied() as cores:
+            if cores == 0:
+                yield ()
+                return
+            with StandingWorkers(spark, cores, self._group, self._clock) as workers:
+                yield workers.gathered(self._stopping.is_set)
 
     def _describe(self) -> list[TableScan]:
         """Read each table's present schema; a table that no longer exists fails, the others

@@ -25,10 +25,11 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.events import Flush, Frontier, Position
@@ -39,6 +40,8 @@ from changefeed.core.unread import PartRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+T = TypeVar("T")
 
 #: How many bytes of a table one scan part should hold.
 DEFAULT_PART_BYTES = 64 << 20
@@ -218,9 +221,23 @@ def range_of(keys: KeyRange | KeySet | None) -> KeyRange | None:
     return keys
 
 
+class ScanWorker(Protocol):
+    """A process, of Spark for example, that stays until a scan has ended."""
+
+    def call(self, function: Callable[[ExitStack], T]) -> T:
+        """Call a picklable function there, and return what it returns. It takes a stack whose
+        callbacks run when the process is dismissed.
+
+        Raises:
+            ChangefeedError: what the function raised; CF2201, the worker was lost.
+        """
+        ...
+
+
 class ScanPart(Protocol):
     """A piece of one table under a snapshot: small, picklable, read in any process (or, where
-    :attr:`Source.parts_travel` is false, in the one that opened the snapshot)."""
+    :attr:`Source.parts_travel` is false, in the one that opened the snapshot and in the snapshot's
+    workers)."""
 
     @property
     def table(self) -> TableSchema:
@@ -248,7 +265,13 @@ class ScanPart(Protocol):
 
 
 class Snapshot(Protocol):
-    """A consistent image of the source, held open until closed."""
+    """A consistent image of the source, held open until closed.
+
+    Attributes:
+        workers: those given to :meth:`Source.snapshot_in` that hold it, too.
+    """
+
+    workers: Sequence[ScanWorker] = ()
 
     @property
     def position(self) -> Position:
@@ -435,9 +458,12 @@ class Source(ABC):
 
     name: str
 
-    #: Parts of a snapshot can be read in any process while it is open. Otherwise a scan does not
-    #: use Spark's workers, which could not read them.
+    #: Parts of a snapshot can be read in any process while it is open.
     parts_travel: bool = True
+
+    #: Workers that are there when a snapshot is taken can hold it, too, and read its parts
+    #: (:meth:`snapshot_in`). Where neither is so, a scan does not use Spark's workers.
+    takes_workers: bool = False
 
     #: The parameters that its URIs take (:class:`changefeed.core.settings.Settings`).
     parameters: tuple[Parameter, ...] = ()
@@ -509,6 +535,11 @@ class Source(ABC):
         """
 
     # -- what a source may have -----------------------------------------------------------
+
+    def snapshot_in(self, tables: Sequence[TableSchema], workers: Sequence[ScanWorker]) -> Snapshot:
+        """As :meth:`snapshot`; the workers hold the image, too, until they are dismissed, if
+        :attr:`takes_workers`. Others may be left out: see :attr:`Snapshot.workers`."""
+        return self.snapshot(tables)
 
     @property
     def database(self) -> str:

@@ -43,7 +43,7 @@ RECEIPT_DDL = "part int, rows bigint, bytes bigint"
 
 
 class Deliverer:
-    """Passes the messages of a task to ``deliver``; the task's number is the part's.
+    """Passes the messages of a part to ``deliver``.
 
     ``report`` takes part, rows and bytes so far, and whether all of them are durable.
     """
@@ -54,16 +54,12 @@ class Deliverer:
         self._deliver = deliver
         self._report = report
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        part = context.partitionId() if context is not None else 0
-        with errors_packed():
-            rows, size = self._deliver(part, self._counted(part, batches))
+    def __call__(self, part: int, batches: Iterable[pa.RecordBatch]) -> PartResult:
+        """Deliver all messages of a part."""
+        rows, size = self._deliver(part, self._counted(part, batches))
         if self._report is not None:
             self._report(part, rows, size, True)
-        yield pa.record_batch([[part], [rows], [size]], schema=RECEIPT)
+        return PartResult(part, rows, size)
 
     def _counted(self, part: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = size = 0

@@ -8,6 +8,16 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
+#: How long the other side may be silent before the connection is tried, and between tries.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the connection end when the other host has gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in _KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
+
 
 class WorkerPort:
     """Accepts connections until :meth:`close`; each is attended in a thread of its own, and closed.

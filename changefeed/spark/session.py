@@ -107,6 +107,7 @@ class NodeSpark:
         #: Jar packs that are being fetched before a session can have them.
         self._fetched: tuple[str, ...] = ()
         self._closed = False
+        self._occupied = 0
 
     @classmethod
     def of(cls, settings: SparkSettings, log: Path | None = None) -> NodeSpark:
@@ -248,6 +249,20 @@ class NodeSpark:
         if life is not None and life.usable:
             return SparkState(True, life.cores, self.least_job_rows, hindrance)
         return SparkState(False, self.cores, self.least_job_rows, hindrance)
+
+    @contextmanager
+    def occupied(self) -> Iterator[int]:
+        """For a block, the number of cores that tasks without an end may occupy: all that no other
+        such block has, but one, which is left to other jobs."""
+        cores = self.state().cores
+        with self._lock:
+            granted = max(0, cores - 1 - self._occupied)
+            self._occupied += granted
+        try:
+            yield granted
+        finally:
+            with self._lock:
+                self._occupied -= granted
 
     def address(self) -> str:
         """The host at which workers reach this process; waits for the session.

@@ -113,10 +113,8 @@ class ScanTask:
         batches = (
             batch for rows in self.parts[number].halves(number) for batch in rows.to_batches()
         )
-        return [
-            TaskResult(0, receipt["rows"][0].as_py(), receipt["bytes"][0].as_py())
-            for receipt in Deliverer(self.delivery)(batches)
-        ]
+        done = Deliverer(self.delivery)(number, batches)
+        return [TaskResult(0, done.rows, done.bytes)]
 
 
 @dataclass(kw_only=True)

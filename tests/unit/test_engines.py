@@ -212,4 +212,5 @@ def test_explain_says_what_spark_can_do_with_this_source(
 ) -> None:
     abilities = registry.capabilities(sink)
     typed = Options.from_dict(options, abilities=abilities)
-    assert list(EngineStage(typed, abilities, False, travel).lines()) == [line]
+    source = SourceStage("shop", "", "", fresh=True, parts_travel=travel, takes_workers=sessions)
+    assert list(EngineStage(typed, abilities, False, source).lines()) == [line]

@@ -8,7 +8,7 @@ from typing import Any
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import KeyRange, TableName, TableSchema
-from changefeed.sources.base import Handover, Memo, Source, TableInfo, Watch
+from changefeed.sources.base import Handover, Memo, ScanWorker, Source, TableInfo, Watch
 from changefeed.sources.connector_offset import demand_streaming
 from changefeed.sources.mysql import advice, coordinates, describe, ranges
 from changefeed.sources.mysql.address import Address
@@ -28,6 +28,7 @@ class MySQLSource(Source):
 
     #: A consistent snapshot of MySQL belongs to its session.
     parts_travel = False
+    takes_workers = True
     parameters = Address.parameters()
     takes_row_images = True
     rename_delay_ns = GRACE_NS
@@ -122,9 +123,14 @@ class MySQLSource(Source):
             return handover(session, offset)
 
     def snapshot(self, tables: Sequence[TableSchema] = ()) -> MySQLSnapshot:
+        return self.snapshot_in(tables, ())
+
+    def snapshot_in(
+        self, tables: Sequence[TableSchema], workers: Sequence[ScanWorker]
+    ) -> MySQLSnapshot:
         with self.sessions.session() as session:
             mode = coordinates.mode_of(session)
-        return MySQLSnapshot(self.address, tables, mode, self.patience)
+        return MySQLSnapshot(self.address, tables, mode, self.patience, workers=workers)
 
 
 def handover(session: MySQLSession, offset: Mapping[str, Any]) -> Handover:
