@@ -28,6 +28,7 @@ from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
+from changefeed.sources.base import ScanWorker
 from changefeed.spark.executors import (
     RECEIPT,
     RECEIPT_DDL,
@@ -39,7 +40,7 @@ from changefeed.spark.executors import (
 from changefeed.spark.internals.arrow_types import spark_schema
 from changefeed.spark.progress import Listener, driver_host
 from changefeed.spark.sealed import sealed
-from changefeed.spark.standing import StandingWorker, WorkerLost
+from changefeed.spark.standing import WorkerLost
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +67,7 @@ def run_scan(
     on_progress: Callable[[int, int], None] | None = None,
     on_durable: Callable[[int, int, int], None] = lambda part, rows, size: None,
     stopping: Callable[[], bool] = lambda: False,
-    workers: Sequence[StandingWorker] = (),
+    workers: Sequence[ScanWorker] = (),
 ) -> list[PartResult]:
     """Read, encode and deliver all parts; returns when everything is delivered.
 
@@ -146,7 +147,7 @@ def _tasks(
 
 
 def _divided(
-    workers: Sequence[StandingWorker], parts: Sequence[ReadablePart], work: _PartWork
+    workers: Sequence[ScanWorker], parts: Sequence[ReadablePart], work: _PartWork
 ) -> list[PartResult]:
     """Returns, or raises, when no worker delivers any longer.
 
@@ -156,7 +157,7 @@ def _divided(
     left = deque(enumerate(parts))
     done: list[PartResult] = []
 
-    def keep_busy(worker: StandingWorker) -> None:
+    def keep_busy(worker: ScanWorker) -> None:
         while left:
             try:
                 number, part = left.popleft()

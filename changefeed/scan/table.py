@@ -54,7 +54,6 @@ from changefeed.scan.host import ScanHost, scan_progress_key
 from changefeed.scan.repair import keys_to_delete, why_rescan
 from changefeed.scan.spark import row_frame, run_scan
 from changefeed.spark.progress import driver_host
-from changefeed.spark.standing import StandingWorker
 from sinks.base import (
     Batch,
     Epoch,
@@ -66,7 +65,7 @@ from sinks.base import (
 )
 
 if TYPE_CHECKING:
-    from changefeed.sources.base import ScanPart
+    from changefeed.sources.base import ScanPart, ScanWorker
 
 #: Rows encoded in one go on the node.
 MESSAGE_ROWS = 20_000
@@ -171,7 +170,7 @@ class ScanWork:
     unfinished: Mapping[TableName, Timestamp] = field(default_factory=dict)
     delivered: bool = False
     clock: Clock = SYSTEM_CLOCK
-    workers: Sequence[StandingWorker] = ()
+    workers: Sequence[ScanWorker] = ()
 
     def __post_init__(self) -> None:
         self._epochs = itertools.count(1)

@@ -213,7 +213,7 @@ class SnapshotScan(threading.Thread):
                 self._stopping.is_set,
                 unfinished,
                 clock=self._clock,
-                workers=[worker for worker in workers if worker in snapshot.workers],
+                workers=snapshot.workers if workers else (),
             )
             # Of all tables before the first row, so that a share is one of the whole.
             parts = {table.name: self._parts(snapshot, table, reading) for table in described}

@@ -224,6 +224,11 @@ def range_of(keys: KeyRange | KeySet | None) -> KeyRange | None:
 class ScanWorker(Protocol):
     """A process, of Spark for example, that stays until a scan has ended."""
 
+    @property
+    def lost(self) -> bool:
+        """Nothing can be called there any longer."""
+        ...
+
     def call(self, function: Callable[[ExitStack], T]) -> T:
         """Call a picklable function there, and return what it returns. It takes a stack whose
         callbacks run when the process is dismissed.

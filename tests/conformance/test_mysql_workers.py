@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.plan import MessagePlan
 from changefeed.scan.spark import run_scan
+from changefeed.sources.base import ScanWorker
 from changefeed.sources.mysql import MySQLSource
 from changefeed.sources.mysql.image import MySQLPart
 from changefeed.sources.mysql.snapshot import MySQLSnapshot, SnapshotPatience
@@ -29,6 +31,7 @@ pytestmark = [
     pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True),
 ]
 
+T = TypeVar("T")
 AT = Timestamp(1_700_000_000_000_000_000, 3)
 ROWS = 400
 
@@ -90,7 +93,8 @@ def test_the_messages_are_the_nodes_bytes(
         )
         parts = scan.parts(snapshot)
         by: dict[str, Path] = {}
-        for name, workers in (("workers", snapshot.workers), ("node", [Here()])):
+        ways: dict[str, Sequence[ScanWorker]] = {"workers": snapshot.workers, "node": [Here()]}
+        for name, workers in ways.items():
             by[name] = tmp_path / name
             by[name].mkdir()
             done = run_scan(
@@ -99,7 +103,7 @@ def test_the_messages_are_the_nodes_bytes(
                 plan=MessagePlan(scan.table, "t", updated=True),
                 at=AT,
                 deliver=ToFiles(str(by[name])),
-                workers=workers,  # type: ignore[arg-type]  # what a worker is, but for its process
+                workers=workers,
             )
             assert sum(part.rows for part in done) == ROWS
     assert len(snapshot.workers) == 2
@@ -112,7 +116,7 @@ class Here:
 
     lost = False
 
-    def call(self, function):  # type: ignore[no-untyped-def]
+    def call(self, function: Callable[[ExitStack], T]) -> T:
         with ExitStack() as kept:
             return function(kept)
 

@@ -28,6 +28,7 @@ from changefeed.encoding.plan import MessagePlan
 from changefeed.scan.spark import row_frame, run_scan
 from changefeed.spark.sealed import SealedFunction, sealed
 from changefeed.spark.session import NodeSpark
+from changefeed.spark.standing import StandingWorkers
 from changefeed.spark.tasks import TaskResult, run_files, run_tasks
 from tests.helpers import message_model as model
 from tests.helpers.spark_parts import ToFiles, delivered
@@ -95,6 +96,16 @@ def by_scan(spark: NodeSpark, folder: Path) -> list[object]:
     return [SECRET in str(messages) for _, messages in sorted(delivered(folder).items())]
 
 
+def by_workers_that_stay(spark: NodeSpark, folder: Path) -> list[object]:
+    deliver = ToFilesOfUser(str(folder))
+    deliver.password = SECRET
+    parts = [PartWithUri(0), PartWithUri(1)]
+    with StandingWorkers(spark, 1, "secret") as workers:
+        plan, found = MessagePlan(T, "t"), workers.gathered()
+        run_scan(spark, parts, plan=plan, at=AT, deliver=deliver, workers=found)
+    return [SECRET in str(messages) for _, messages in sorted(delivered(folder).items())]
+
+
 def by_rows(spark: NodeSpark, folder: Path) -> list[object]:
     shape = partial(scan_rows, T, at=AT)
     with row_frame(spark, [PartWithUri(0), PartWithUri(1)], schema=T, shape=shape) as frame:
@@ -116,7 +127,7 @@ def by_files(spark: NodeSpark, folder: Path) -> list[object]:
     return [d.rows == len(SECRET) for d in done]
 
 
-@pytest.mark.parametrize("way", [by_scan, by_rows, by_tasks, by_files])
+@pytest.mark.parametrize("way", [by_scan, by_workers_that_stay, by_rows, by_tasks, by_files])
 def test_spark_gets_no_secret_and_workers_have_it(
     spark_engine: NodeSpark,
     tmp_path: Path,

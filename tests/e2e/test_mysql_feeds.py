@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog.model import Status
+from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError
 from changefeed_testing.sinks.messages import Message
+from tests.conftest import LentSpark
 from tests.e2e.feeds import Feeds, consumed, rebuilt, running
 from tests.helpers.duckdb_file import opened
 from tests.helpers.waiting import until
@@ -96,6 +98,38 @@ def test_scan_then_every_change(bench: Bench) -> None:
     changes = [m for m in bench.messages("f") if m.key == "[1]"]
     assert [m.after and m.after["b"] for m in changes] == ["row 1", "new"]
     assert changes[1].before == {"a": 1, "b": "row 1"}
+
+
+@pytest.mark.spark
+@pytest.mark.extended
+def test_a_scan_by_workers_of_spark_has_the_nodes_bytes(
+    tmp_path: Path, binlog_server: BinlogServer, spark_engine: LentSpark
+) -> None:
+    """While an application writes: both ways give the table as it was at one instant."""
+    with (
+        binlog_server.database() as database,
+        spark_engine.preferring(EngineOption.AUTO, least_job_rows=1),
+        running(tmp_path / "state", spark=spark_engine) as feeds,
+    ):
+        bench = Bench(feeds, binlog_server, database, tmp_path / "out")
+        rows = ", ".join(f"({i}, 'row {i} ä')" for i in range(1, 2001))
+        bench.run(
+            "CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(100))", f"INSERT INTO t VALUES {rows}"
+        )
+        bench.create("node", "t", "engine = 'driver'")
+        bench.create("workers", "t", "engine = 'spark'")
+        bench.run("UPDATE t SET b = 'new' WHERE a <= 9", "DELETE FROM t WHERE a = 10")
+        for feed in ("node", "workers"):
+            bench.feeds.sync(feed)
+            assert bench.table(feed) == bench.truth()
+        unchanged = [
+            sorted((m.key, str(m.after)) for m in bench.messages(feed) if str(m.key) > "[2")
+            for feed in ("node", "workers")
+        ]
+        assert unchanged[0] == unchanged[1]
+        job = bench.feeds.execute("SHOW CHANGEFEED workers")
+        shown = dict(zip(job.columns, job.rows[0], strict=True))
+        assert f"scan of {database}.t as a Spark job" in str(shown["last_spark_job"])
 
 
 def test_of_two_nodes_on_copies_of_a_state_one_stops(bench: Bench, tmp_path: Path) -> None:

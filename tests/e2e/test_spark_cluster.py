@@ -22,6 +22,7 @@ from tests.helpers.lake import Lake, unused_catalog
 from tests.helpers.ordered import assert_in_order
 from tests.helpers.waiting import until
 from tests.nemesis.service import Service
+from tests.services.mysql import BinlogServer
 from tests.services.postgres import Database
 from tests.services.spark_cluster import SparkCluster
 from tests.services.webhook import WebhookServer
@@ -119,6 +120,37 @@ def test_scans_and_backlogs_survive_the_loss_of_an_executor(
     job = dict(zip(events.columns, next(iter(events.rows)), strict=True))["last_spark_job"]
     # How many rows had been captured when the feed went on is not ours to say.
     assert re.search(r"backlog of [\d,]+ rows as a Spark job of 2 lanes", str(job)), job
+
+
+def test_a_scan_of_mysql_survives_the_loss_of_its_executors(
+    service: Service, binlog_server: BinlogServer, spark_cluster: SparkCluster
+) -> None:
+    """The image is lost with the workers that hold it: the scan goes on in another one."""
+    hook = WebhookServer()
+    with binlog_server.database() as database:
+        values = ", ".join(f"({i}, 0)" for i in range(1, 4001))
+        binlog_server.run(
+            "CREATE TABLE t (a INT PRIMARY KEY, b INT)",
+            f"INSERT INTO t VALUES {values}",
+            database=database,
+        )
+        service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{binlog_server.uri(database)}'")
+        service.execute(
+            f"CREATE CHANGEFEED f FOR t INTO '{hook.uri}' WITH engine = 'spark', updated, "
+            """webhook_sink_config = '{"Flush": {"Messages": 5, "Frequency": "5ms"}}'"""
+        )
+        until(lambda: len(hook.taken) > 10, "an executor scans")
+        for executor in spark_cluster.executors():
+            executor.kill()
+        binlog_server.run("UPDATE t SET b = 1 WHERE a % 2 = 0", database=database)
+        service.sync("f")
+        shown = service.execute("SHOW CHANGEFEED f")
+        service.execute("CANCEL CHANGEFEED f")
+    hook.stop()
+    job = dict(zip(shown.columns, next(iter(shown.rows)), strict=True))["last_spark_job"]
+    assert f"scan of {database}.t as a Spark job" in str(job)
+    last = {m.key: m.after for m in hook.messages(["t"]) if m.is_row}
+    assert last == {f"[{n}]": {"a": n, "b": (n + 1) % 2} for n in range(1, 4001)}
 
 
 def test_executors_that_come_and_go_count(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ MACHINE_TIME = {
     "changefeed/sources/postgres/wire.py": "tells the server the time, which it only shows",
     "changefeed/spark/ivy.py": "a moment in a file's header, which nothing depends on",
     "changefeed/service.py": "how often it looks whether the node still runs",
+    "changefeed/spark/standing.py": "how often a worker shows that it lives",
     "changefeed/spark/jvm_session.py": "another program starts and ends in the machine's time",
     "changefeed/spark/jvm.py": "another program starts and ends in the machine's time",
     "shell/repl/names.py": "a person waits for names to complete",

@@ -20,7 +20,7 @@ from changefeed.core.schema import TableSchema
 from changefeed.feeds.backlog import count_lanes
 from changefeed.feeds.lanes import lane_of
 from changefeed.options import Options
-from changefeed.plan.stages import EngineStage
+from changefeed.plan.stages import EngineStage, SourceStage
 from sinks import registry
 from tests.helpers import message_model as model
 
@@ -168,12 +168,14 @@ BOTH = "the node or a Spark job, whichever is estimated to be faster, for "
 
 
 @pytest.mark.parametrize(
-    ("sink", "options", "travel", "line"),
+    ("sink", "options", "travel", "sessions", "line"),
     [
-        ("webhook-https", {}, True, f"auto: {BOTH}scans and backlogs"),
+        ("webhook-https", {}, True, False, f"auto: {BOTH}scans and backlogs"),
+        ("webhook-https", {}, False, True, f"auto: {BOTH}scans and backlogs"),
         (
             "webhook-https",
             {},
+            False,
             False,
             f"auto: {BOTH}backlogs, not for scans: the snapshot of this source cannot leave the "
             "node",
@@ -182,12 +184,14 @@ BOTH = "the node or a Spark job, whichever is estimated to be faster, for "
             "kafka",
             {"engine": "spark", "delivery": "exactly_once"},
             True,
+            False,
             "driver: delivery = 'exactly_once' is one writer's transaction",
         ),
         (
             "kafka",
             {"engine": "spark", "transaction_metadata": "true"},
             True,
+            False,
             "spark, except for a few rows, for scans, not for backlogs: transaction_metadata "
             "numbers the changes of all tables together",
         ),
@@ -195,20 +199,29 @@ BOTH = "the node or a Spark job, whichever is estimated to be faster, for "
             "delta",
             {},
             False,
+            False,
             "spark: merges are jobs; the snapshot of this source cannot leave the node",
         ),
-        ("delta", {}, True, "spark: merges are jobs; a small scan is read by the node"),
+        (
+            "delta",
+            {},
+            False,
+            True,
+            "spark: merges are jobs; the snapshot of this source cannot leave the node",
+        ),
+        ("delta", {}, True, False, "spark: merges are jobs; a small scan is read by the node"),
         (
             "webhook-https",
             {"initial_scan_max_rate": "1MiB"},
             True,
+            False,
             f"auto: {BOTH}backlogs, not for scans: a scan with initial_scan_max_rate is read by "
             "the node",
         ),
     ],
 )
 def test_explain_says_what_spark_can_do_with_this_source(
-    sink: str, options: dict[str, str], travel: bool, line: str
+    sink: str, options: dict[str, str], travel: bool, sessions: bool, line: str
 ) -> None:
     abilities = registry.capabilities(sink)
     typed = Options.from_dict(options, abilities=abilities)
