@@ -145,7 +145,7 @@ def test_a_scan_of_mysql_survives_the_loss_of_its_executors(
         binlog_server.run("UPDATE t SET b = 1 WHERE a % 2 = 0", database=database)
         service.sync("f")
         shown = service.execute("SHOW CHANGEFEED f")
-        service.execute("CANCEL CHANGEFEED f")
+        service.execute("DROP CHANGEFEED f")
     hook.stop()
     job = dict(zip(shown.columns, next(iter(shown.rows)), strict=True))["last_spark_job"]
     assert f"scan of {database}.t as a Spark job" in str(job)
