@@ -50,6 +50,7 @@ from changefeed.sources.base import (
     Memo,
     PartitionInfo,
     ScanPart,
+    ScanWorker,
     Snapshot,
     Source,
     Stream,
@@ -66,9 +67,9 @@ from changefeed.sources.base import (
 __all__ = [
     # the source, and what its methods take and return
     "Source", "Attachment", "Memo", "Watch", "TableInfo", "TableLocations", "CaptureResult",
-    "Handover", "PartitionInfo", "Partition", "Snapshot", "ScanPart", "PartRange", "KeySet",
-    "KeyRange", "RowKey", "Stream", "StreamRequest", "StreamFallback", "as_sent", "leading",
-    "range_of",
+    "Handover", "PartitionInfo", "Partition", "Snapshot", "ScanPart", "ScanWorker", "PartRange",
+    "KeySet", "KeyRange", "RowKey", "Stream", "StreamRequest", "StreamFallback", "as_sent",
+    "leading", "range_of",
     # what a stream yields
     "Flush", "Frontier", "Position", "Commits", "Event", "ChangeBatch", "Change", "Truncate",
     "SchemaChange", "Ddl", "Timestamp",

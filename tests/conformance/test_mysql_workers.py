@@ -139,6 +139,7 @@ class Deadly:
             os._exit(9)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_a_part_of_a_lost_worker_goes_to_another(scan: Scan, tmp_path: Path, deaths: int) -> None:
     """With the last worker the image is gone; Spark's next attempts of the tasks hold another."""
@@ -169,6 +170,7 @@ def test_a_part_of_a_lost_worker_goes_to_another(scan: Scan, tmp_path: Path, dea
             assert raised.value.code == "CF2201"
 
 
+@pytest.mark.extended
 def test_an_error_of_a_worker_comes_back_as_itself(
     scan: Scan, binlog_server: BinlogServer, database: str, tmp_path: Path
 ) -> None:
@@ -189,6 +191,7 @@ def test_an_error_of_a_worker_comes_back_as_itself(
     assert raised.value.code == "CF2201"
 
 
+@pytest.mark.extended
 def test_where_only_one_session_can_read_workers_are_left_out(
     scan: Scan, binlog_server: BinlogServer, database: str
 ) -> None:
