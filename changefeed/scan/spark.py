@@ -40,7 +40,7 @@ from changefeed.spark.executors import (
 from changefeed.spark.internals.arrow_types import spark_schema
 from changefeed.spark.progress import Listener, driver_host
 from changefeed.spark.sealed import sealed
-from changefeed.spark.standing import WorkerLost
+from changefeed.spark.standing import LostWorker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -165,7 +165,7 @@ def _divided(
                 return
             try:
                 done.append(worker.call(functools.partial(_deliver, work, number, part)))
-            except WorkerLost:
+            except LostWorker:
                 left.append((number, part))
                 return
             except BaseException:
@@ -175,7 +175,7 @@ def _divided(
     while left:
         present = [worker for worker in workers if not worker.lost]
         if not present:
-            raise WorkerLost
+            raise LostWorker
         with ThreadPoolExecutor(len(present), thread_name_prefix="scan-part") as pool:
             list(pool.map(keep_busy, present))
     return done

@@ -56,7 +56,7 @@ _MOST = 64 << 20
 _DISMISSED = b""
 
 
-class WorkerLost(ChangefeedError):
+class LostWorker(ChangefeedError):
     """The connection to a worker ended."""
 
     def __init__(self) -> None:
@@ -141,11 +141,11 @@ class StandingWorker:
                 raise ConnectionError
             self._channel.send(dumps(function))
         except OSError:
-            raise WorkerLost from None
+            raise LostWorker from None
         answer = self._answers.get()
         if answer is None:
             self._answers.put(None)
-            raise WorkerLost
+            raise LostWorker
         value, failed = pickle.loads(answer)
         if (error := unpack(failed)) is not None:
             raise error

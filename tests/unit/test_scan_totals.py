@@ -39,6 +39,8 @@ class Image:
 class Source:
     """A source without a server."""
 
+    parts_travel = True
+
     def describe(self, schema: str, name: str) -> TableSchema:
         return TableSchema(TableName("shop", schema, name), (), ())
 

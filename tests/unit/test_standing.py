@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.spark.standing import StandingWorker, WorkerLost, _Channel, _obey
+from changefeed.spark.standing import LostWorker, StandingWorker, _Channel, _obey
 
 KEY, SECRET = b"k" * 32, b"a password"
 
@@ -151,5 +151,5 @@ def test_a_call_of_a_lost_worker_fails_at_once() -> None:
         follower.join(30)
         assert found.lost
         for _ in range(2):
-            with pytest.raises(WorkerLost):
+            with pytest.raises(LostWorker):
                 found.call(partial(_shout, "a"))
