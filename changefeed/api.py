@@ -18,7 +18,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from changefeed.catalog import Catalog, Job, Status, TableState
 from changefeed.catalog.sealing import STATE_KEY_VARIABLE, require_reference
@@ -26,17 +27,16 @@ from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span
 from changefeed.core.events import ClientRow, StreamRow
 from changefeed.core.references import has_references
-from changefeed.core.schema import TableSchema
 from changefeed.core.settings import Parameter
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
 from changefeed.options import hide_masked, mask_statement
 from changefeed.plan.dataset_options import DATASET_OPTIONS
-from changefeed.plan.names import scheme_of, source_connections
+from changefeed.plan.names import find_source, scheme_of, source_connections
 from changefeed.plan.own_options import CONNECTION_OPTIONS, USER_OPTIONS
 from changefeed.plan.sink_resolution import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
-from changefeed.sources.base import Source, TableInfo
+from changefeed.sources.base import Source
 from changefeed.sources.registry import open_source as open_registered
 from changefeed.sources.registry import parameters as source_parameters
 from changefeed.sources.registry import schemes as source_schemes
@@ -104,10 +104,12 @@ __all__ = [
     "FeedHost",
     "FeedPlan",
     "Health",
+    "KnownNames",
     "LISTING_COLUMNS",
     "Names",
     "NoHost",
     "SinkEntry",
+    "PromptFacts",
     "Rate",
     "Result",
     "Role",
@@ -119,6 +121,8 @@ __all__ = [
     "Summary",
     "USER_OPTIONS",
     "new_connection_name",
+    "ShownColumn",
+    "ShownTable",
     "ShownText",
     "parsed_statement",
     "plain_cell",
@@ -159,7 +163,8 @@ class Summary:
 
     ``active`` feeds run, or would run with a node; ``stopped`` ones would run, but no node is
     alive; ``troubled`` counts every feed that needs attention, including stopped ones;
-    ``scanning`` maps feeds with a running initial scan to (rows, total).
+    ``scanning`` maps feeds with a running initial scan to (rows, total); ``node`` says whether a
+    node runs the feeds.
     """
 
     feeds: int
@@ -169,6 +174,7 @@ class Summary:
     troubled: int
     worst_lag: Seconds | None
     scanning: dict[str, tuple[int, int]]
+    node: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +196,70 @@ class FeedFacts:
     scheme: str
     options: tuple[str, ...]
     tables: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNames:
+    """What completion offers, besides tables and columns.
+
+    Attributes:
+        connections: the external connections, with the scheme of each.
+        functions: the Python functions of queries, with the signature of each.
+        feeds: by job id.
+        source: the source of unqualified table names before USE chooses one: the only one there is.
+    """
+
+    connections: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    feeds: tuple[FeedFacts, ...] = ()
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownColumn:
+    """A column as its source names it; ``key`` is its place in the key, from 1."""
+
+    name: str
+    type: str
+    nullable: bool
+    key: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTable:
+    """A table of a source as a changefeed sees it.
+
+    Attributes:
+        name: with source and schema.
+        keyless: the table has no key: all columns serve as the key for it.
+        before_image: what its old rows have, in words.
+    """
+
+    name: str
+    columns: tuple[ShownColumn, ...]
+    keyless: bool
+    before_image: str
+    partitions: tuple[str, ...]
+
+
+class PromptFacts(Protocol):
+    """What a prompt reads besides the results of statements: the :class:`Interpreter` of this
+    process has it, and so has a node elsewhere (:mod:`changefeed.http.client`). Thread-safe.
+
+    Each may raise a ChangefeedError: the state, the node or the source cannot be asked.
+    """
+
+    def names(self) -> KnownNames: ...
+
+    def tables(self, source: str) -> list[tuple[str, str]]:
+        """(schema, name) of the tables of a source, asked now."""
+        ...
+
+    def table(self, source: str, name: tuple[str, ...]) -> ShownTable:
+        """One table of a source, by its name or by its schema and name."""
+        ...
+
+    def summary(self) -> Summary: ...
 
 
 class Interpreter:
@@ -337,22 +407,14 @@ class Interpreter:
         """The connections that are sources."""
         return [c.name for c in source_connections(self.catalog)]
 
-    def connection_schemes(self) -> dict[str, str]:
-        """The external connections, with the scheme of each."""
-        return {c.name: scheme_of(c.uri) for c in self.catalog.connections()}
-
-    def functions(self) -> dict[str, str]:
-        """The Python functions of queries, with the signature of each."""
-        return {f.name: f.signature for f in self.catalog.functions()}
-
     def feeds(self) -> list[str]:
         """Names of the feeds."""
         return [job.name for job in self.catalog.jobs()]
 
-    def feed_facts(self) -> list[FeedFacts]:
-        """The facts about each feed that completion needs, by job id."""
-        schemes = self.connection_schemes()
-        return [
+    def names(self) -> KnownNames:
+        """See :class:`PromptFacts`."""
+        schemes = {c.name: scheme_of(c.uri) for c in self.catalog.connections()}
+        feeds = (
             FeedFacts(
                 job.id,
                 job.name,
@@ -362,33 +424,41 @@ class Interpreter:
                 tuple((t.table.schema, t.table.name) for t in self.catalog.tables(job.id)),
             )
             for job, shown in self.health()
-        ]
+        )
+        functions = {f.name: f.signature for f in self.catalog.functions()}
+        return KnownNames(schemes, functions, tuple(feeds), self.source_name(Session()))
 
     def source_name(self, session: Session) -> str | None:
         """The source of unqualified table names: see :meth:`.context.Session.source_in`."""
         return session.source_in(self.catalog)
 
-    def tables(self, session: Session) -> list[TableInfo]:
-        """The tables of the session's source, read from the source now; none without a source.
+    def tables(self, source: str) -> list[tuple[str, str]]:
+        """See :class:`PromptFacts`."""
+        return [(info.name.schema, info.name.name) for info in self._source(source).tables()]
+
+    def table(self, source: str, name: tuple[str, ...]) -> ShownTable:
+        """See :class:`PromptFacts`.
 
         Raises:
-            ChangefeedError: the source cannot be asked.
+            ChangefeedError: there is no such source or table, or the source cannot be asked.
         """
-        name = self.source_name(session)
-        if name is None:
-            return []
-        return self.open_source(name, self.catalog.connection(name).uri).tables()
+        asked = self._source(source)
+        found = asked.describe(name[-2] if len(name) > 1 else None, name[-1])
+        places = {} if found.keyless else {at: place for place, at in enumerate(found.key, 1)}
+        columns = (
+            ShownColumn(column.name, column.type_name, column.nullable, places.get(at))
+            for at, column in enumerate(found.columns)
+        )
+        return ShownTable(
+            str(found.table),
+            tuple(columns),
+            found.keyless,
+            found.before_image.words,
+            tuple(asked.partitions(found)),
+        )
 
-    def describe(self, session: Session, schema: str | None, table: str) -> TableSchema | None:
-        """The schema of one table of the session's source; None without a source.
-
-        Raises:
-            ChangefeedError: there is no such table, or the source cannot be asked.
-        """
-        name = self.source_name(session)
-        if name is None:
-            return None
-        return self.open_source(name, self.catalog.connection(name).uri).describe(schema, table)
+    def _source(self, name: str) -> Source:
+        return self.open_source(name, find_source(self.catalog, name, None).uri)
 
     def health(self) -> list[tuple[Job, Health]]:
         """The state of each feed as SHOW CHANGEFEEDS has it; by id."""
@@ -409,18 +479,6 @@ class Interpreter:
             for job in self.catalog.jobs()
         ]
 
-    def partitions(self, session: Session, schema: str | None, table: str) -> list[str]:
-        """The partitions of one table of the session's source; none where it has none.
-
-        Raises:
-            ChangefeedError: there is no such table, or the source cannot be asked.
-        """
-        name = self.source_name(session)
-        if name is None:
-            return []
-        source = self.open_source(name, self.catalog.connection(name).uri)
-        return source.partitions(source.describe(schema, table))
-
     def summary(self) -> Summary:
         """Feeds running, feeds in trouble, worst lag, scans under way."""
         feeds = self.health()
@@ -440,6 +498,7 @@ class Interpreter:
                 for job, shown in active
                 if job.status is Status.SCANNING and shown.status != STOPPED
             },
+            node=self.host.node_running(),
         )
 
     def _scan(self, job: Job) -> tuple[int, int]:

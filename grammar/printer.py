@@ -15,6 +15,8 @@ from grammar.nodes import FeedRef, FeedTarget, Literal, Option, QualifiedName, S
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*\Z")
 _PLAIN_PATTERN = re.compile(r"[a-z_*?][a-z0-9_$*?]*(?:\.[a-z0-9_$*?]+)?\Z")
 
+_PART = re.compile(r'"((?:[^"]|"")*)"|([^."\s]+)')
+
 _CAPITALS = re.compile(r"(?<!^)(?=[A-Z])")
 
 #: Words that a name could be mistaken for where names stand; as names they are quoted.
@@ -49,6 +51,14 @@ def name(text: str) -> str:
     if _PLAIN.match(text) and text not in RESERVED:
         return text
     return '"' + text.replace('"', '""') + '"'
+
+
+def parts(text: str) -> tuple[str, ...]:
+    """The parts of a dotted name: folded to lower case unless quoted, as PostgreSQL does."""
+    return tuple(
+        found[1].replace('""', '"') if found[1] is not None else found[2].lower()
+        for found in _PART.finditer(text)
+    )
 
 
 def string(text: str) -> str:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.loading import loading
 from changefeed.core.uri import redact
 from changefeed.spark.settings import SparkSettings
@@ -16,7 +15,7 @@ from grammar import nodes
 from grammar.printer import to_sql
 
 if TYPE_CHECKING:
-    from changefeed.api import Interpreter, Result, Session
+    from changefeed.api import Interpreter, PromptFacts, Result, Session
     from changefeed.app import Application
     from changefeed.http.client import RemoteNode
 
@@ -91,6 +90,20 @@ class Backend:
         return self.application.interpreter
 
     @property
+    def facts(self) -> PromptFacts:
+        """What a prompt reads besides results."""
+        return self.interpreter
+
+    @property
+    def where(self) -> str:
+        """What executes the statements, for a person."""
+        return f"state {redact(self.state)}"
+
+    def source(self) -> str | None:
+        """The source of unqualified table names."""
+        return self.session.source or self.facts.names().source
+
+    @property
     def session(self) -> Session:
         """The session of this process: what statements leave for later ones."""
         # Opens the state, and with it the session.
@@ -123,8 +136,7 @@ class Backend:
             node = "in this shell"
         else:
             node = "elsewhere" if application.node_running() else "none (changefeed start runs one)"
-        source = self.interpreter.source_name(self.session)
-        return [("state", redact(self.state)), ("node", node), _named_source(source)]
+        return [("state", redact(self.state)), ("node", node), _named_source(self.source())]
 
     @property
     def opened(self) -> bool:
@@ -221,35 +233,44 @@ class RemoteBackend(Backend):
         self._remote: tuple[RemoteNode, Session] | None = None
 
     def _connected(self) -> tuple[RemoteNode, Session]:
-        if self._remote is None:
-            with loading():
-                from changefeed.api import Session
-                from changefeed.http.client import RemoteNode
+        with self._lock:
+            if self._remote is None:
+                with loading():
+                    from changefeed.api import Session
+                    from changefeed.http.client import RemoteNode
 
-            node, session = RemoteNode(self.state, self._token), Session()
-            if self._source is not None:
-                node.execute(to_sql(nodes.Use(self._source)), session)
-            self._remote = node, session
-        return self._remote
+                node, session = RemoteNode(self.state, self._token), Session()
+                if self._source is not None:
+                    node.execute(to_sql(nodes.Use(self._source)), session)
+                self._remote = node, session
+            return self._remote
 
     @property
-    def application(self) -> NoReturn:
-        """Refused: whatever asks for it needs more than statements."""
-        raise ChangefeedError(
-            Code.NOT_SUPPORTED,
-            "this needs a state that the shell can open itself, and --url is a node elsewhere",
-            hint="use a statement, or run the shell with --state on the host of the node.",
-        )
+    def facts(self) -> PromptFacts:
+        """See :class:`Backend`."""
+        return self._connected()[0]
+
+    @property
+    def where(self) -> str:
+        """See :class:`Backend`."""
+        return f"node {self.state}"
+
+    @property
+    def opened(self) -> bool:
+        """Whether statements can be sent, which :meth:`check` sees to before the prompt."""
+        return self._remote is not None
 
     @property
     def session(self) -> Session:
         """The session of this process: it goes with each request."""
         return self._connected()[1]
 
+    def start(self, failed: Callable[[Exception], None]) -> None:
+        """Nothing: the node runs already."""
+
     def check(self) -> None:
         """Ask the node whether it is there; see :meth:`Backend.check`."""
-        statement = nodes.ShowNodes()
-        self.execute(statement, to_sql(statement))
+        self.facts.summary()
 
     def execute(self, parsed: nodes.Statement, text: str) -> Result:
         """Execute a statement at the node; see :meth:`Backend.execute`."""
@@ -259,7 +280,7 @@ class RemoteBackend(Backend):
 
     def about(self) -> list[tuple[str, str]]:
         """See :meth:`Backend.about`."""
-        return [("node", self.state), _named_source(self.session.source)]
+        return [("node", self.state), _named_source(self.source())]
 
     def close(self) -> None:
         """Close the connection."""

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
-from changefeed.api import Result, Session
+from changefeed.api import Result
 from changefeed.core.errors import ChangefeedError, Code
+from grammar.printer import parts
 
 if TYPE_CHECKING:
     from shell.client import Client
-
-_PART = re.compile(r'"((?:[^"]|"")*)"|([^."\s]+)')
-
-
-def parts(name: str) -> tuple[str, ...]:
-    """The parts of a dotted name: folded to lower case unless quoted, as PostgreSQL does."""
-    return tuple(
-        found[1].replace('""', '"') if found[1] is not None else found[2].lower()
-        for found in _PART.finditer(name)
-    )
 
 
 def describe(client: Client, name: str) -> Result:
@@ -28,24 +18,16 @@ def describe(client: Client, name: str) -> Result:
     Raises:
         ChangefeedError: CF1101 no such table, no source; CF2001 the source is not there.
     """
-    *before, table = parts(name) or ("",)
-    session = client.backend.session
-    if len(before) == 2:
-        session = Session(source=before[0])
-    found = client.backend.interpreter.describe(session, before[-1] if before else None, table)
-    if found is None:
+    found_parts = parts(name) or ("",)
+    source = found_parts[0] if len(found_parts) == 3 else client.backend.source()
+    if source is None:
         raise ChangefeedError(Code.NAME_UNKNOWN, "there is no source to ask", hint="USE names one.")
-    keys = {position: number for number, position in enumerate(found.key, 1)}
+    found = client.backend.facts.table(source, found_parts[-2:])
     rows: list[tuple[str | int | float | None, ...]] = [
-        (
-            column.name,
-            column.type_name,
-            "yes" if column.nullable else "no",
-            None if found.keyless else keys.get(position),
-        )
-        for position, column in enumerate(found.columns)
+        (column.name, column.type, "yes" if column.nullable else "no", column.key)
+        for column in found.columns
     ]
-    notices = [f"{found.table}, {found.before_image.words}"]
+    notices = [f"{found.name}, {found.before_image}"]
     if found.keyless:
         notices.append("the table has no key: all columns serve as the key for it")
     return Result(columns=("column", "type", "null", "key"), rows=[*rows], notices=notices)

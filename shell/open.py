@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.errors import ChangefeedError
 from changefeed.spark.settings import SparkSettings
 from shell.backend import Backend, RemoteBackend
 from shell.client import Client
@@ -66,12 +66,8 @@ def open_shell(request: Request) -> Exit:
     diagnostics = Diagnostics(as_json=form.structured and not interactive)
     client = Client(backend, settings, diagnostics, local=_local, interactive=interactive)
     try:
-        if interactive and request.url is not None:
-            raise ChangefeedError(
-                Code.NOT_SUPPORTED,
-                "there is no prompt with --url yet",
-                hint="give statements with -c or -f, or by a pipe.",
-            )
+        if interactive and request.url is not None and not _there(client):
+            return client.status
         if interactive:
             # Loaded on use: prompt-toolkit takes a tenth of a second.
             from shell.repl.loop import run_prompt
@@ -83,6 +79,16 @@ def open_shell(request: Request) -> Exit:
     finally:
         with no_interrupt(), _stopping(client):
             backend.close()
+
+
+def _there(client: Client) -> bool:
+    """Whether the node elsewhere answers this user; if not, the reason is reported."""
+    try:
+        client.backend.check()
+    except ChangefeedError as error:
+        client.report(error)
+        return False
+    return True
 
 
 def _backend(request: Request) -> Backend:

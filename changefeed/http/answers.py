@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from changefeed.api import Brief, Cell, Names, Result, Section, ShownText
+from changefeed.api import (
+    Brief,
+    Cell,
+    FeedFacts,
+    KnownNames,
+    Names,
+    Result,
+    Seconds,
+    Section,
+    ShownColumn,
+    ShownTable,
+    ShownText,
+    Summary,
+)
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span
 from changefeed.http.forms import MEASURES
 
@@ -59,3 +72,27 @@ def _cell(form: Any) -> Cell:
     if name == "list":
         return Names(value)
     return ShownText(*value) if name == "text" else MEASURES[name](value)
+
+
+# --------------------------------------------------------------------- what a prompt reads
+
+
+def names_of(form: Mapping[str, Any]) -> KnownNames:
+    """The inverse of ``asdict``, as in the next two."""
+    feeds = (
+        feed | {"options": tuple(feed["options"]), "tables": tuple(map(tuple, feed["tables"]))}
+        for feed in form["feeds"]
+    )
+    return KnownNames(**{**form, "feeds": tuple(FeedFacts(**feed) for feed in feeds)})
+
+
+def summary_of(form: Mapping[str, Any]) -> Summary:
+    lag = form["worst_lag"]
+    scanning = {name: (rows, total) for name, (rows, total) in form["scanning"].items()}
+    worst = None if lag is None else Seconds(lag)
+    return Summary(**{**form, "worst_lag": worst, "scanning": scanning})
+
+
+def table_of(form: Mapping[str, Any]) -> ShownTable:
+    columns = tuple(ShownColumn(**column) for column in form["columns"])
+    return ShownTable(**{**form, "columns": columns, "partitions": tuple(form["partitions"])})

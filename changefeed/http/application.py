@@ -37,7 +37,7 @@ from changefeed.core.telemetry import log
 from changefeed.http.events import EVENTS, ListEvents, of_line
 from changefeed.http.forms import LINES, PROBLEM, problem, status_of
 from changefeed.http.openapi import document
-from changefeed.http.resources import RESOURCES, Resource, read_fields
+from changefeed.http.resources import FACTS, RESOURCES, Fact, Resource, read_fields
 from changefeed.http.statements import StatementRequest, StatementRun, collected
 from changefeed.monitor import Monitor
 from grammar import nodes
@@ -116,6 +116,7 @@ class Api:
             routes += [
                 Route("/v1/openapi.json", self._openapi),
                 Route("/v1/statements", self._statements, methods=["POST"]),
+                *(Route(row.path, partial(self._fact, row)) for row in FACTS),
                 *(
                     Route(row.path, partial(self._resource, row), methods=[row.method])
                     for row in RESOURCES
@@ -159,6 +160,12 @@ class Api:
     async def _openapi(self, request: Request) -> Response:
         await self._user(request)
         return _listed(request, self._document)
+
+    async def _fact(self, fact: Fact, request: Request) -> Response:
+        await self._user(request)  # every role may see it
+        given = {**read_fields(request.query_params, fact.query), **request.path_params}
+        work = partial(fact.read, self._interpreter, given)
+        return _listed(request, _json(await to_thread.run_sync(work)))
 
     async def _resource(self, resource: Resource, request: Request) -> Response | ListEvents:
         left = threading.Event()

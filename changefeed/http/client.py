@@ -1,4 +1,5 @@
-"""A node elsewhere that executes statements over HTTP: what the shell uses with ``--url``.
+"""A node elsewhere that executes statements over HTTP: what the shell uses with ``--url``. It also
+answers what a prompt asks.
 
 A token goes to the address that was given and to no other: redirects are not followed, and without
 TLS it stays on this machine.
@@ -8,26 +9,33 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
 
 import httpx
 
-from changefeed.api import Result, Session, StreamRow
+from changefeed.api import KnownNames, Result, Session, ShownTable, StreamRow, Summary
 from changefeed.core.addresses import names_this_machine
 from changefeed.core.errors import ChangefeedError, Code, Problems
-from changefeed.http.answers import error_of, result_of
+from changefeed.http.answers import error_of, names_of, result_of, summary_of, table_of
 from changefeed.http.forms import LINES, restore_session, session_form
+from grammar.printer import name as quoted_name
+from grammar.printer import parts
 
+T = TypeVar("T")
+
+#: Seconds until what a prompt shows is there, or given up.
+_FACTS_TIMEOUT = 10.0
 #: Seconds to connect, and until a request is sent; statements answer when they have ended.
 _TIMEOUT = httpx.Timeout(10.0, read=None)
 
 
 class RemoteNode:
-    """Executes statements at a node. One request at a time; close it at the end."""
+    """Executes statements at a node, and is its :class:`~changefeed.api.PromptFacts`. Thread-safe;
+    close it at the end."""
 
     def __init__(self, url: str, token: str = "") -> None:
         """``url`` is that of the node; paths of a proxy before ``/v1`` may be in it.
@@ -78,6 +86,33 @@ class RemoteNode:
             restore_session(answer["session"], session)
             (form,) = answer["results"]
             return result_of(form)
+
+    def names(self) -> KnownNames:
+        """See :class:`~changefeed.api.PromptFacts`, as for the next three."""
+        return self._read("names", names_of)
+
+    def summary(self) -> Summary:
+        return self._read("summary", summary_of)
+
+    def tables(self, source: str) -> list[tuple[str, str]]:
+        def read(form: Mapping[str, Any]) -> list[tuple[str, str]]:
+            return [(schema, name) for schema, name in (parts(t["table"]) for t in form["items"])]
+
+        return self._read(f"sources/{quote(source, '')}/tables", read)
+
+    def table(self, source: str, name: tuple[str, ...]) -> ShownTable:
+        written = ".".join(map(quoted_name, name))
+        return self._read(f"sources/{quote(source, '')}/columns", table_of, table=written)
+
+    def _read(self, path: str, read: Callable[[Mapping[str, Any]], T], **query: str) -> T:
+        with self._reported():
+            response = self._client.get(
+                f"{self.url}/v1/{path}", params=query, timeout=_FACTS_TIMEOUT
+            )
+            answer = self._object(response, response.content)
+            if response.status_code != 200:
+                raise error_of(answer)
+            return read(answer)
 
     def _followed(self, response: httpx.Response, text: str) -> Result:
         """The result of a feed without a sink; closing its stream ends the feed."""

@@ -9,7 +9,7 @@ from typing import Any
 from changefeed.core.version import __version__
 from changefeed.http.events import EVENTS
 from changefeed.http.forms import LINES, PROBLEM
-from changefeed.http.resources import RESOURCES, Resource
+from changefeed.http.resources import FACTS, RESOURCES, Fact, Resource
 from changefeed.http.statements import SCHEMA
 
 _CELL = {"type": ["string", "number", "null", "array"], "items": {"type": "string"}}
@@ -76,23 +76,41 @@ _PROBLEM = {
     **_content({"$ref": "#/components/schemas/Problem"}, PROBLEM),
 }
 
+_UNCHANGED = {"description": "The answer has the ETag of If-None-Match."}
+
+
+def _parameters(
+    path: str, query: Mapping[str, Mapping[str, Any]], required: bool = False
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+    for name, schema in query.items():
+        found.append({"name": name, "in": "query", "required": required, "schema": dict(schema)})
+    return found
+
+
+def _fact(fact: Fact) -> dict[str, Any]:
+    return {
+        "summary": fact.summary,
+        "operationId": _identifier("GET", fact.path),
+        "parameters": _parameters(fact.path, fact.query, required=True),
+        "responses": {
+            "200": {"description": "Done.", **_content(fact.answer)},
+            "304": _UNCHANGED,
+            "default": _PROBLEM,
+        },
+    }
+
 
 def _operation(resource: Resource) -> dict[str, Any]:
-    names = re.findall(r"{(\w+)}", resource.path)
-    parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in names
-    ]
-    parameters += [
-        {"name": name, "in": "query", "schema": dict(schema)}
-        for name, schema in resource.query.items()
-    ]
     items = {"items": {"type": "array", "items": _OBJECT}, "notices": _NOTICES}
     listed = {"type": "object", "required": list(items), "properties": items}
     found: dict[str, Any] = {
         "summary": resource.summary,
-        "operationId": _identifier(resource),
-        "parameters": parameters,
+        "operationId": _identifier(resource.method, resource.path),
+        "parameters": _parameters(resource.path, resource.query),
         "responses": {
             "200": {"description": "Done.", **_content(_OBJECT if resource.one else listed)},
             "default": _PROBLEM,
@@ -106,15 +124,15 @@ def _operation(resource: Resource) -> dict[str, Any]:
         }
         found["requestBody"] = _content(schema)
     if resource.method == "GET":
-        found["responses"]["304"] = {"description": "The list has the ETag of If-None-Match."}
+        found["responses"]["304"] = _UNCHANGED
     if resource.live:
         found["responses"]["200"]["content"][EVENTS] = {"schema": {"type": "string"}}
     return found
 
 
-def _identifier(resource: Resource) -> str:
-    words = re.findall(r"\w+", resource.path.removeprefix("/v1"))
-    return "_".join([resource.method.lower(), *words])
+def _identifier(method: str, path: str) -> str:
+    words = re.findall(r"\w+", path.removeprefix("/v1"))
+    return "_".join([method.lower(), *words])
 
 
 def _statements() -> dict[str, Any]:
@@ -149,6 +167,7 @@ def document() -> dict[str, Any]:
         "/readyz": _text("The node runs, and its state can be read."),
         "/v1/statements": {"post": _statements()},
     }
+    paths |= {fact.path: {"get": _fact(fact)} for fact in FACTS}
     for resource in RESOURCES:
         paths.setdefault(resource.path, {})[resource.method.lower()] = _operation(resource)
     return {

@@ -1,15 +1,18 @@
 """The paths of ``/v1`` that show or steer feeds: one row each, read by the routes and by the
-OpenAPI document. Each is a statement under another name.
+OpenAPI document. Each is a statement under another name, but for what a prompt reads
+(:class:`changefeed.api.PromptFacts`), which every user may see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from changefeed.api import PromptFacts
 from changefeed.core.errors import ChangefeedError, Code
 from grammar import nodes
+from grammar.printer import parts
 
 #: The most rows that ``limit`` of a list may ask for.
 MOST_ROWS = 10_000
@@ -74,6 +77,8 @@ def read_fields(given: Mapping[str, Any], allowed: Mapping[str, Any]) -> dict[st
         if schema["type"] == "integer":
             good = isinstance(value, int) and 1 <= value <= schema["maximum"]
             wanted = f"a number from 1 to {schema['maximum']}"
+        elif schema["type"] == "string":
+            good, wanted = isinstance(value, str), "a text"
         elif schema["items"]["type"] == "integer":
             good = isinstance(value, list) and all(
                 type(each) is int and 1 <= each < 1 << 63 for each in value
@@ -205,5 +210,99 @@ RESOURCES: tuple[Resource, ...] = (
         "The tables that a feed of the source can watch.",
         lambda given: nodes.ShowTables(given["name"]),
         asks=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One row of what a prompt reads.
+
+    Attributes:
+        path, summary: as :class:`Resource` has them.
+        look: reads it; given has parts of the path and the query.
+        answer: JSON schema of the answer.
+        query: JSON schemas of the query, each of which has to be given.
+    """
+
+    path: str
+    summary: str
+    look: Callable[[PromptFacts, Mapping[str, Any]], Any]
+    answer: Mapping[str, Any]
+    query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def read(self, facts: PromptFacts, given: Mapping[str, Any]) -> Any:
+        """What it is now, as JSON has it.
+
+        Raises:
+            ChangefeedError: CF1204 something is not given; it cannot be read.
+        """
+        for name in self.query:
+            if name not in given:
+                raise ChangefeedError(Code.INVALID_OPTION_VALUE, f'parameter "{name}" is not given')
+        return asdict(self.look(facts, given))
+
+
+def _object(**fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": list(fields), "properties": fields}
+
+
+def _list(items: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _map(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": values}
+
+
+_TEXT, _NUMBER, _FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+
+#: Every row.
+FACTS: tuple[Fact, ...] = (
+    Fact(
+        "/v1/names",
+        "Names that a statement may use: connections, functions, feeds.",
+        lambda facts, _: facts.names(),
+        _object(
+            connections=_map(_TEXT),
+            functions=_map(_TEXT),
+            feeds=_list(
+                _object(
+                    job_id=_NUMBER,
+                    name=_TEXT,
+                    status=_TEXT,
+                    scheme=_TEXT,
+                    options=_list(_TEXT),
+                    tables=_list(_list(_TEXT)),
+                )
+            ),
+            source={"type": ["string", "null"]},
+        ),
+    ),
+    Fact(
+        "/v1/summary",
+        "How the feeds are: how many run, how many are in trouble, the worst lag.",
+        lambda facts, _: facts.summary(),
+        _object(
+            **dict.fromkeys(("feeds", "active", "running", "stopped", "troubled"), _NUMBER),
+            worst_lag={"type": ["number", "null"]},
+            scanning=_map(_list(_NUMBER)),
+            node=_FLAG,
+        ),
+    ),
+    Fact(
+        "/v1/sources/{name}/columns",
+        "The columns and partitions of one table of a source.",
+        lambda facts, given: facts.table(given["name"], parts(given["table"]) or ("",)),
+        _object(
+            name=_TEXT,
+            columns=_list(
+                _object(name=_TEXT, type=_TEXT, nullable=_FLAG, key={"type": ["integer", "null"]})
+            ),
+            keyless=_FLAG,
+            before_image=_TEXT,
+            partitions=_list(_TEXT),
+        ),
+        query={"table": {"type": "string", "description": "Its name, as a statement has it."}},
     ),
 )

@@ -10,7 +10,6 @@ from prompt_toolkit.formatted_text import StyleAndTextTuples
 
 from changefeed import __version__
 from changefeed.core.errors import ChangefeedError
-from changefeed.core.uri import redact
 from shell.client import Client
 from shell.exits import Exit, ShellExit, StatementFailure
 from shell.places import history_file, rc_file
@@ -55,7 +54,7 @@ def run_prompt(client: Client) -> Exit:
 
 def greet(client: Client) -> None:
     """Say what this is, and how to go on: lines that a terminal of 80 columns does not break."""
-    client.diagnostics.remark(f"changefeed {__version__}, state {redact(client.backend.state)}")
+    client.diagnostics.remark(f"changefeed {__version__}, {client.backend.where}")
     client.diagnostics.remark(
         "Statements end with ;  \\h explains them, \\? lists commands, \\q leaves."
     )
@@ -106,11 +105,7 @@ class Loop:
 
     def _message(self) -> StyleAndTextTuples:
         """Asked at each drawing: the state may be opened, and a source known, while one types."""
-        backend = self._client.backend
-        source = backend.session.source if backend.opened else None
-        if source is None and backend.opened:
-            source = self._names.source()
-        return [("class:prompt", f"{source or 'changefeed'}> ")]
+        return [("class:prompt", f"{self._names.source() or 'changefeed'}> ")]
 
     def _run(self, text: str) -> None:
         try:

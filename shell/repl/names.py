@@ -16,7 +16,7 @@ from changefeed.core.errors import ChangefeedError
 from shell.backend import Backend
 
 if TYPE_CHECKING:
-    from changefeed.api import FeedFacts
+    from changefeed.api import FeedFacts, KnownNames, ShownTable
 
 T = TypeVar("T")
 
@@ -54,39 +54,42 @@ class NameCache:
 
     def connections(self) -> list[str]:
         """Names of the external connections."""
-        return self._kept("connections", lambda: self._backend.interpreter.connections(), [])
+        return list(self._names().connections)
 
     def functions(self) -> dict[str, str]:
         """Python functions of queries, with the signature of each."""
-        return self._kept("functions", lambda: self._backend.interpreter.functions(), {})
+        return self._names().functions
 
     def source(self) -> str | None:
         """What unqualified tables belong to, as it was known a moment ago."""
-        return self._asked("source", self._source, None).value  # type: ignore[no-any-return]
+        if not self._backend.opened:
+            return None
+        return self._backend.session.source or self._asked(*self._all()).value.source
 
     def schemes(self) -> dict[str, str]:
         """External connections, with the scheme of each."""
-        return self._kept("schemes", lambda: self._backend.interpreter.connection_schemes(), {})
+        return self._names().connections
 
-    def feeds(self) -> list[FeedFacts]:
-        """Names of the changefeeds."""
-        return self._kept("feeds", lambda: self._backend.interpreter.feed_facts(), [])
+    def feeds(self) -> tuple[FeedFacts, ...]:
+        """The changefeeds."""
+        return self._names().feeds
 
     def tables(self, source: str | None = None) -> list[tuple[str, str]]:
         """(schema, name) of each table of a connection, or of the source in use."""
         name = source or self._source()
-        return self._kept(("tables", name), lambda: self._read_tables(name), [])
+        if name is None:
+            return []
+        return self._kept(("tables", name), lambda: self._backend.facts.tables(name), [])
 
     def columns(self, table: tuple[str, ...], source: str | None = None) -> list[tuple[str, str]]:
         """(name, type) of the columns of a table, by the parts of its name."""
-        name = source or self._source()
-        return self._kept(("columns", name, table), lambda: self._read_columns(table, name), [])
+        found = self._table(table, source)
+        return [] if found is None else [(c.name, c.type) for c in found.columns]
 
     def partitions(self, table: tuple[str, ...], source: str | None = None) -> list[str]:
         """The partitions of a table, by the parts of its name."""
-        name = source or self._source()
-        key = ("partitions", name, table)
-        return self._kept(key, lambda: self._read_partitions(table, name), [])
+        found = self._table(table, source)
+        return [] if found is None else list(found.partitions)
 
     def forget(self) -> None:
         """Read everything again when it is asked for next, because a statement ran. Until then the
@@ -98,37 +101,26 @@ class NameCache:
 
     # -- reading --------------------------------------------------------------------------
 
+    def _names(self) -> KnownNames:
+        return self._kept(*self._all())
+
+    def _all(self) -> tuple[Hashable, Callable[[], KnownNames], KnownNames]:
+        from changefeed.api import KnownNames
+
+        return "names", lambda: self._backend.facts.names(), KnownNames()
+
     def _source(self) -> str | None:
         if not self._backend.opened:
             return None
-        return self._backend.interpreter.source_name(self._backend.session)
+        return self._backend.session.source or self._names().source
 
-    def _read_tables(self, source: str | None) -> list[tuple[str, str]]:
-        from changefeed.api import Session
-
-        if source is None:
-            return []
-        found = self._backend.interpreter.tables(Session(source=source))
-        return [(info.name.schema, info.name.name) for info in found]
-
-    def _read_columns(self, table: tuple[str, ...], source: str | None) -> list[tuple[str, str]]:
-        from changefeed.api import Session
-
-        if len(table) == 3:
-            source = table[0]
-        schema = table[-2] if len(table) > 1 else None
-        if source is None:
-            return []
-        found = self._backend.interpreter.describe(Session(source=source), schema, table[-1])
-        return [] if found is None else [(c.name, c.type_name) for c in found.columns]
-
-    def _read_partitions(self, table: tuple[str, ...], source: str | None) -> list[str]:
-        from changefeed.api import Session
-
-        if len(table) == 3:
-            source = table[0]
-        schema = table[-2] if len(table) > 1 else None
-        return self._backend.interpreter.partitions(Session(source=source), schema, table[-1])
+    def _table(self, table: tuple[str, ...], source: str | None) -> ShownTable | None:
+        name = table[0] if len(table) == 3 else source or self._source()
+        if name is None:
+            return None
+        return self._kept(
+            ("table", name, table), lambda: self._backend.facts.table(name, table[-2:]), None
+        )
 
     def _kept(self, key: Hashable, read: Callable[[], T], default: T) -> T:
         entry = self._asked(key, read, default)

@@ -7,7 +7,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from changefeed.core.errors import ChangefeedError, Code
+from grammar import nodes
 from grammar.printer import name as name_sql
+from grammar.printer import to_sql
 from shell.render.widths import clip
 from shell.waiting import quiet_keys
 
@@ -88,12 +91,15 @@ def follow(client: Client, name: str) -> None:
 
 def look(client: Client, name: str) -> ScanProgress | None:
     """The scan now; None when the feed is gone."""
-    interpreter = client.backend.interpreter
-    if name not in interpreter.feeds():
-        return None
-    result = interpreter.execute(f"SHOW CHANGEFEED {name_sql(name)}", client.backend.session)
+    statement = nodes.ShowChangefeed(nodes.FeedRef(name=name))
+    try:
+        result = client.backend.execute(statement, to_sql(statement))
+    except ChangefeedError as error:
+        if error.code is Code.NAME_UNKNOWN:
+            return None
+        raise
     feed = dict(zip(result.columns, result.rows[0], strict=True))
-    rows, total = interpreter.summary().scanning.get(name, (0, 0))
+    rows, total = client.backend.facts.summary().scanning.get(name, (0, 0))
     return ScanProgress(
         name,
         str(feed["status"]),

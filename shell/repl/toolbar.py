@@ -96,7 +96,6 @@ class ToolbarFigures:
     summary: Summary | None = None
     problem: str = ""
     here: bool = False
-    running: bool = False
     took_over: bool = False
 
 
@@ -135,15 +134,10 @@ class Watcher:
                     self._changed()
 
     def _read(self) -> ToolbarFigures:
-        application = self._backend.application
         try:
             self._took_over |= self._backend.take_over()
-            return ToolbarFigures(
-                application.interpreter.summary(),
-                here=application.is_node,
-                running=application.node_running(),
-                took_over=self._took_over,
-            )
+            summary = self._backend.facts.summary()
+            return ToolbarFigures(summary, here=self._backend.here, took_over=self._took_over)
         except ChangefeedError as error:
             return ToolbarFigures(problem=error.message)
 
@@ -199,7 +193,7 @@ def _feeds(figures: ToolbarFigures) -> tuple[str, str]:
         parts.append(f"worst lag {summary.worst_lag}")
     for name, (rows, total) in summary.scanning.items():
         parts.append(f"{name} scans {100 * rows // total if total else 0} %")
-    parts.append(node if figures.running else "no node")
+    parts.append(node if summary.node else "no node")
     return ("class:trouble" if summary.troubled else ""), " · ".join(parts)
 
 

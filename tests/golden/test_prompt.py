@@ -76,13 +76,11 @@ class Prompts(Evaluate):
 
 def screen(world: World, typed: str, columns: int) -> list[str]:
     """The lines of the terminal when ``typed`` was typed at the prompt."""
-    backend: Any = SimpleNamespace(
-        interpreter=world.interpreter, session=world.session, opened=True
-    )
+    backend: Any = SimpleNamespace(facts=world.interpreter, session=world.session, opened=True)
     names = NameCache(backend, changed=lambda: complete_again(session))
     completer = ShellCompleter(names)
     history = InMemoryHistory(list(HISTORY))
-    figures = ToolbarFigures(world.interpreter.summary(), here=True, running=True)
+    figures = ToolbarFigures(world.interpreter.summary(), here=True)
     keys = re.sub(r"<([\w-]+)>", lambda key: KEYS[key[1]], typed)
     output = Terminal(columns)
     with (

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+from changefeed.api import Summary
 from shell.backend import Backend
 from shell.repl.toolbar import Watcher, line
 
 
-class FakeInterpreter:
-    """Figures of a state without feeds."""
-
-    def summary(self) -> Any:
-        from changefeed.api import Summary
-
-        return Summary(1, 1, 1, 0, 0, None, {})
-
-
 class FakeApplication:
-    """A state whose other node a test starts and stops."""
+    """A state with a feed, whose other node a test starts and stops."""
 
     def __init__(self) -> None:
-        self.interpreter = FakeInterpreter()
+        self.interpreter = self
         self.elsewhere = True
         self.is_node = False
         self.starts = 0
 
     def node_running(self) -> bool:
         return self.is_node or self.elsewhere
+
+    def summary(self) -> Summary:
+        return Summary(1, 1, 1, 0, 0, None, {}, self.node_running())
 
     def start_node(self) -> bool:
         self.starts += 1

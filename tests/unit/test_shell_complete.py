@@ -12,7 +12,7 @@ from prompt_toolkit.completion import CompleteEvent, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import fragment_list_to_text, to_formatted_text
 
-from changefeed.api import FeedFacts
+from changefeed.api import FeedFacts, KnownNames
 from changefeed.options import OPTIONS
 from changefeed.options.docs import MEANINGS
 from changefeed.options.row import OptionRow
@@ -35,8 +35,8 @@ class Known:
     def functions(self) -> dict[str, str]:
         return {"bucket": "bucket(id bigint) int"}
 
-    def feeds(self) -> list[FeedFacts]:
-        return [
+    def feeds(self) -> tuple[FeedFacts, ...]:
+        return (
             FeedFacts(
                 1,
                 "orders_feed",
@@ -46,7 +46,7 @@ class Known:
                 (("public", "orders"), ("sales", "Deals")),
             ),
             FeedFacts(2, "Other", "paused", "kafka", ("diff",), (("public", "order_items"),)),
-        ]
+        )
 
     def partitions(self, table: tuple[str, ...], source: str | None = None) -> list[str]:
         return ["orders_2026"] if table[-1] == "orders" else []
@@ -321,12 +321,12 @@ class SlowBackend:
 
     def __init__(self) -> None:
         self.let = threading.Event()
-        self.interpreter = self
+        self.facts = self
         self.session = None
 
-    def connections(self) -> list[str]:
+    def names(self) -> KnownNames:
         assert self.let.wait(20)
-        return ["shop"]
+        return KnownNames({"shop": "postgresql"})
 
 
 def test_a_name_is_read_in_the_background() -> None:

@@ -22,7 +22,7 @@ from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from changefeed.api import Result, Session, Summary
+from changefeed.api import KnownNames, Result, Session, Summary
 from changefeed.core.errors import ChangefeedError
 from grammar import nodes
 from shell.client import Client
@@ -54,8 +54,8 @@ class FakeInterpreter:
             raise self.raises[text]
         return Result(kind="done", tag="DONE")
 
-    def source_name(self, session: Any) -> str | None:
-        return "shop"
+    def names(self) -> KnownNames:
+        return KnownNames(source="shop")
 
 
 class FakeBackend:
@@ -63,10 +63,10 @@ class FakeBackend:
 
     opened = True
     here = False
-    state = "/srv/state"
+    where = "state /srv/state"
 
     def __init__(self) -> None:
-        self.interpreter = FakeInterpreter()
+        self.interpreter = self.facts = FakeInterpreter()
         self.session = Session()
 
     def execute(self, parsed: nodes.Statement, text: str) -> Result:
@@ -337,8 +337,9 @@ def figures(**changes: Any) -> ToolbarFigures:
         "troubled": 0,
         "worst_lag": None,
         "scanning": {},
+        "node": True,
     }
-    return ToolbarFigures(Summary(**{**facts, **changes}), here=True, running=True)
+    return ToolbarFigures(Summary(**{**facts, **changes}), here=True)
 
 
 def text_of(given: ToolbarFigures, typed: str = "", room: int = 100) -> str:
