@@ -32,6 +32,8 @@ _FACTS_TIMEOUT = 10.0
 #: Seconds to connect, and until a request is sent; statements answer when they have ended.
 _TIMEOUT = httpx.Timeout(10.0, read=None)
 
+_HINT = "look at the address; changefeed start --http serves one."
+
 
 class RemoteNode:
     """Executes statements at a node, and is its :class:`~changefeed.api.PromptFacts`. Thread-safe;
@@ -144,7 +146,7 @@ class RemoteNode:
         try:
             yield
         except httpx.HTTPError as error:
-            raise self._unreachable(str(error) or type(error).__name__) from error
+            raise self._unreachable(*_reason(error)) from error
         except (KeyError, TypeError, ValueError) as error:
             raise self._unreachable("what it answers is not a node's answer") from error
 
@@ -157,12 +159,25 @@ class RemoteNode:
             raise self._unreachable(f"it answers {response.status_code} and not as a node does")
         return value
 
-    def _unreachable(self, reason: str) -> ChangefeedError:
+    def _unreachable(self, reason: str, hint: str = _HINT) -> ChangefeedError:
         return ChangefeedError(
-            Code.STATE_UNREACHABLE,
-            f"the node at {self.url} cannot be used: {reason}",
-            hint="look at the address; changefeed start --http serves one.",
+            Code.STATE_UNREACHABLE, f"the node at {self.url} cannot be used: {reason}", hint=hint
         )
+
+
+def _reason(error: httpx.HTTPError) -> tuple[str, str]:
+    """Why a request failed, and what to do; httpx has the words of the network in its causes."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return (
+                f"its certificate is not trusted: {cause.verify_message}",
+                "SSL_CERT_FILE names the file of the authority that issued it.",
+            )
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror, _HINT
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__, _HINT
 
 
 def _lines(response: httpx.Response) -> Iterator[bytes]:

@@ -12,13 +12,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 
 from changefeed.api import Result, Seconds
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.http.answers import error_of, result_of
 from changefeed.http.forms import status_of
-from changefeed.http.resources import RESOURCES
+from changefeed.http.resources import FACTS, RESOURCES, Fact
 from shell.diagnostics import error_json
 from tests.golden.world import NOW, SECRETS
 from tests.helpers.served import Bench
@@ -293,7 +294,33 @@ def test_the_openapi_document_is_valid_and_whole(bench: Bench) -> None:
     assert status == 200
     validate(document)
     rows = {(row.path, row.method.lower()) for row in RESOURCES}
+    rows |= {(fact.path, "get") for fact in FACTS}
     assert rows <= {(path, method) for path, each in document["paths"].items() for method in each}
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.path)
+def test_what_a_prompt_reads_is_as_the_document_says(bench: Bench, fact: Fact) -> None:
+    bench.world.run(MADE)
+    path = fact.path.replace("{name}", "shop") + "?table=items" * bool(fact.query)
+    status, headers, body = bench.ask(path)
+    assert status == 200, body
+    OAS31Validator({**fact.answer, "additionalProperties": False}).validate(json.loads(body))
+    assert bench.ask(path, If_None_Match=headers["ETag"])[0] == 304
+    assert bench.json(f"{path}&x=1" if fact.query else f"{path}?x=1")[1]["code"] == "CF1204"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/v1/sources/shop/columns", 400, "CF1204"),
+        ("/v1/sources/shop/columns?table=", 404, "CF1101"),
+        ("/v1/sources/shop/columns?table=nothing", 404, "CF1101"),
+        ("/v1/sources/nothing/columns?table=orders", 404, "CF1101"),
+    ],
+)
+def test_columns_that_cannot_be_had(bench: Bench, path: str, status: int, code: str) -> None:
+    answered, body = bench.json(path)
+    assert (answered, body["code"]) == (status, code)
 
 
 def test_probes(bench: Bench) -> None:

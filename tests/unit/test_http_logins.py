@@ -90,7 +90,15 @@ def test_statements_about_users_are_printed_as_they_parse(statement: str) -> Non
     assert parse(to_sql(parsed)) == parsed
 
 
-PROTECTED = ("/v1/feeds", "/v1/openapi.json", "/metrics", "/")
+PROTECTED = (
+    "/v1/feeds",
+    "/v1/names",
+    "/v1/summary",
+    "/v1/sources/shop/columns?table=orders",
+    "/v1/openapi.json",
+    "/metrics",
+    "/",
+)
 
 
 def test_without_a_token_there_are_only_the_probes(closed: Bench) -> None:

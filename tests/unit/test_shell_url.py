@@ -97,7 +97,11 @@ def test_the_command_runs_statements_files_and_its_own_commands(
     status, out, said = run(bench, "--source", "shop", "-f", str(file), "-c", "SHOW JOBS")
     assert (status, "changefeed will emit to topic orders" in said) == (0, True)
     assert f"node    {bench.server.address}\nsource  shop\n" in out and ",f," in out
-    assert run(bench, "-c", "\\d orders")[0] == 1
+    status, out, said = run(bench, "--source", "shop", "-c", "\\d visits", "-c", "\\d orders")
+    assert "page,text,yes," in out and "id,bigint,no,1\n" in out
+    assert "shop.public.visits, before images" in said and "has no key" in said
+    status, _, said = run(bench, "-c", "\\d orders")
+    assert status == 1 and "there is no source to ask" in said, "there are two sources"
     assert run(bench, "-c", "") == (0, "", ""), "the node is asked all the same"
     status, _, said = run(bench, "--source", "nothing", "-c", "")
     assert status == 1 and "CF1101" in said
