@@ -237,6 +237,14 @@ class Terminal:
         )
         os.close(slave)
 
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
     def type(self, keys: str, wanted: str) -> str:
         """What the screen got until ``wanted`` was on it."""
         os.write(self.master, keys.encode())
@@ -255,26 +263,25 @@ def test_the_prompt_at_a_node_elsewhere(shop: Shell, postgres: Database, tmp_pat
         url = re.findall(rb"http://127\.0\.0\.1:\d+", said)[0].decode()
         (made,) = shop.rows("CREATE USER ann WITH role = 'admin'")
         environment = shop.environment | {"CHANGEFEED_TOKEN": str(made["token"])}
-        screen = Terminal([sys.executable, "-m", "shell", "--url", url], environment)
-        screen.type("", "shop>")
-        screen.type("\\d ord\t", "orders")
-        screen.type("\r", "NOTICE: shop.public.orders")
-        screen.type("CREATE CHANGEFEED FOR orders;\r", "note: b")
-        postgres.execute("insert into orders values (3, 'live')")
-        screen.type("", "note: live")
-        screen.type("\x03", "the stream ended after 3 rows; other feeds continue")
-        assert jobs_left(shop) == []
-        screen.type(
-            f"CREATE CHANGEFEED f FOR orders INTO '{(tmp_path / 'f').as_uri()}';\r", "is running"
-        )
-        screen.type("PAUSE CHANGEFEED f;\r", "paused")
-        screen.type("SHOW CHANGEFEED adit;\r", "^^^^")
-        node.send_signal(signal.SIGTERM)
-        assert node.wait(PATIENCE) == 0
-        screen.type("SHOW JOBS;\r", "CF6001: the node at")
-        screen.type("\\q\r", "")
-        assert screen.process.wait(PATIENCE) == 0
-        os.close(screen.master)
+        command = [sys.executable, "-m", "shell", "--url", url]
+        with Terminal(command, environment) as screen:
+            screen.type("", "shop>")
+            screen.type("\\d ord\t", "orders")
+            screen.type("\r", "NOTICE: shop.public.orders")
+            screen.type("CREATE CHANGEFEED FOR orders;\r", "note: b")
+            postgres.execute("insert into orders values (3, 'live')")
+            screen.type("", "note: live")
+            screen.type("\x03", "the stream ended after 3 rows; other feeds continue")
+            assert jobs_left(shop) == []
+            feed = f"CREATE CHANGEFEED f FOR orders INTO '{(tmp_path / 'f').as_uri()}'"
+            screen.type(f"{feed};\r", "is running")
+            screen.type("PAUSE CHANGEFEED f;\r", "paused")
+            screen.type("SHOW CHANGEFEED adit;\r", "^^^^")
+            node.send_signal(signal.SIGTERM)
+            assert node.wait(PATIENCE) == 0
+            screen.type("SHOW JOBS;\r", "CF6001: the node at")
+            os.write(screen.master, b"\\q\r")
+            assert screen.process.wait(PATIENCE) == 0
 
 
 def test_the_service_runs_feeds_until_it_is_told_to_stop(
