@@ -18,7 +18,7 @@ from tests.conftest import PostgresFactory
 from tests.e2e.test_shared_log import Team
 from tests.helpers.hosts import Host, catalog_of, hosts
 from tests.helpers.waiting import until
-from tests.services.http_faults import FaultyProxy, Reply, Request, answer, lose_answer
+from tests.services.http_faults import FaultyProxy, answer, late, lose_answer
 from tests.services.postgres import Database
 from tests.services.s3 import SECRET, S3Server
 
@@ -138,14 +138,7 @@ def test_a_store_that_misbehaves(
         assert len({name for name in names if "/journal-" in name}) >= 3
 
         # A slow one holds up large transactions only.
-        def late(request: Request, forward: object) -> Reply:
-            time.sleep(1.5)
-            assert callable(forward)
-            reply = forward(request)
-            assert isinstance(reply, Reply)
-            return reply
-
-        proxy.always = late
+        proxy.always = late(1.5)
         it.write_large()
         it.write(2)
         it.whole()

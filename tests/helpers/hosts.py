@@ -17,12 +17,14 @@ from changefeed.catalog import Catalog
 
 
 class Host:
-    """A machine with one node of a state; its files are in ``home``."""
+    """A machine with one node of a state; its files are in ``home``. ``within``: the beginning of
+    its command line, which puts the node where it runs, in the same process."""
 
-    def __init__(self, home: Path, state: str, *flags: str) -> None:
+    def __init__(self, home: Path, state: str, *flags: str, within: Sequence[str] = ()) -> None:
         self.home = home
         self.state = state
         self._flags = flags
+        self._within = within
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Host:
@@ -30,7 +32,11 @@ class Host:
         self.home.mkdir(parents=True, exist_ok=True)
         with (self.home.parent / f"{self.home.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "shell", "start", "--state", self.state, *self._flags],
+                [
+                    *self._within,
+                    *(sys.executable, "-m", "shell", "start", "--state", self.state),
+                    *self._flags,
+                ],
                 env={**os.environ, "HOME": str(self.home), "XDG_DATA_HOME": str(self.home)},
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -41,6 +47,11 @@ class Host:
     def pid(self) -> int | None:
         """Of the node that was started last."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether the node's process is there."""
+        return self._process is not None and self._process.poll() is None
 
     @property
     def printed(self) -> str:
@@ -54,7 +65,7 @@ class Host:
         return node is not None and any("--standby" in child.cmdline() for child in node.children())
 
     def _send(self, number: int) -> None:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None or not self.runs:
             return
         node = psutil.Process(self._process.pid)
         # The node first: it would start its children again.
@@ -68,7 +79,9 @@ class Host:
         if self._process is not None:
             self._process.wait()
         if disk:
-            shutil.rmtree(self.home)
+            # The folder itself may be where a file system is mounted.
+            for path in self.home.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def freeze(self) -> None:
         """Nothing on the machine goes on."""

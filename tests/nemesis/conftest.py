@@ -18,7 +18,7 @@ from tests.nemesis.mysql_origin import MySQLOrigin
 from tests.nemesis.origin import Origin
 from tests.nemesis.postgres_origin import PostgresOrigin
 from tests.nemesis.run import Run
-from tests.nemesis.service import Service
+from tests.nemesis.service import Nodes, Service
 from tests.services.cache import server_folder
 from tests.services.mysql import SERVERS
 from tests.services.postgres import Database
@@ -31,11 +31,12 @@ ENGINE = EngineOption(os.environ.get("CHANGEFEED_NEMESIS_ENGINE", "auto"))
 
 
 @contextmanager
-def _running(
+def running(
     folder: Path,
     make: Callable[[random.Random], Origin],
-    service: Service | None = None,
+    service: Nodes | None = None,
 ) -> Iterator[Run]:
+    """A run whose seed and story are printed; by default with one node."""
     seed = int(os.environ.get("CHANGEFEED_SEED", random.SystemRandom().randrange(10**6)))
     print(f"CHANGEFEED_SEED={seed}")
     chance = random.Random(seed)
@@ -63,7 +64,7 @@ def origin_database(own_postgres_factory: PostgresFactory) -> Iterator[Database]
 @pytest.fixture
 def run(origin_database: Database, tmp_path: Path) -> Iterator[Run]:
     """A run over PostgreSQL; with ``CHANGEFEED_NEMESIS_ENGINE=spark`` by jobs of Spark."""
-    with _running(
+    with running(
         tmp_path, lambda chance: PostgresOrigin(origin_database, tmp_path, chance)
     ) as made:
         yield made
@@ -85,7 +86,7 @@ def cluster_run(
     """A run over PostgreSQL whose node works with a cluster, and by jobs wherever it can."""
     # The executors have this interpreter: an archive with ours would be unpacked by each anew.
     flags = [*own_cluster.flags, "--conf", f"spark.pyspark.python={sys.executable}"]
-    with _running(
+    with running(
         tmp_path,
         lambda chance: PostgresOrigin(origin_database, tmp_path, chance),
         Service(tmp_path / "state", flags, EngineOption.SPARK, CLUSTER_PATIENCE),
@@ -101,7 +102,7 @@ def mysql_run(tmp_path: Path) -> Iterator[Run]:
         # What was committed is still there after the server was killed.
         server = SERVERS[kind](folder, "--innodb-flush-log-at-trx-commit=2").start()
         try:
-            with _running(tmp_path, lambda chance: MySQLOrigin(server, tmp_path, chance)) as made:
+            with running(tmp_path, lambda chance: MySQLOrigin(server, tmp_path, chance)) as made:
                 yield made
         finally:
             server.stop()

@@ -10,7 +10,7 @@ from changefeed_testing.sinks.messages import Message, parse_message
 from changefeed_testing.sinks.readers import read_files
 from tests.nemesis.judge import judge_feed
 from tests.nemesis.ledger import Ledger
-from tests.nemesis.service import Service
+from tests.nemesis.service import Nodes
 from tests.nemesis.tables import ODD
 from tests.nemesis.trouble import Trouble
 from tests.services.kafka import KafkaBroker
@@ -63,7 +63,7 @@ class End(ABC):
     def look(self) -> None:  # noqa: B027  messages are read when all is over
         """A reader comes by, at any moment; what it finds wrong :meth:`judge` says."""
 
-    def catch_up(self, service: Service) -> None:
+    def catch_up(self, service: Nodes) -> None:
         """Wait until everything committed before now is there."""
         service.sync(self.name)
 

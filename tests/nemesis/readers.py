@@ -11,7 +11,7 @@ from changefeed.readers import Subscription
 from tests.nemesis.copies import Copy, DuckDBCopy
 from tests.nemesis.fingerprint import Look, check_end, check_instant
 from tests.nemesis.ledger import Ledger, Row, Rows, Table, normal
-from tests.nemesis.service import Service
+from tests.nemesis.service import Nodes
 from tests.nemesis.trouble import Trouble
 
 
@@ -21,7 +21,7 @@ class ReaderCopy(Copy):
     name = "reader_copy"
     tables = ("orders",)
 
-    def __init__(self, ledger: Ledger, state: Path, folder: Path) -> None:
+    def __init__(self, ledger: Ledger, state: str, folder: Path) -> None:
         super().__init__(ledger)
         self._state = state
         self._folder = folder
@@ -36,7 +36,7 @@ class ReaderCopy(Copy):
     def look(self) -> None:
         if self._open is None:
             self._open = changefeed.subscribe(
-                str(self._state), "shop.public.orders", reader=self.name, truncate="row"
+                self._state, "shop.public.orders", reader=self.name, truncate="row"
             )
         while (part := self._open.next(0)) is not None:
             for row in part.table().to_pylist():
@@ -59,7 +59,7 @@ class ReaderCopy(Copy):
     def _found_now(self) -> Mapping[str, Rows]:
         return {"orders": self.rows("orders", self._rows.values())}
 
-    def catch_up(self, service: Service) -> None:
+    def catch_up(self, service: Nodes) -> None:
         self.look_until_whole()
 
     def troubles(self, meanwhile: Callable[[], None]) -> list[Trouble]:
@@ -130,6 +130,6 @@ class QueryCopy(DuckDBCopy):
     def statement(self) -> str:
         return f"CREATE CHANGEFEED {self.name} INTO '{self.uri}' WITH {self.options} AS {QUERY}"
 
-    def catch_up(self, service: Service) -> None:
+    def catch_up(self, service: Nodes) -> None:
         super().catch_up(service)
         self.look_until_whole()

@@ -17,7 +17,7 @@ from tests.helpers.waiting import PATIENCE, until
 from tests.nemesis.copies import Copy
 from tests.nemesis.ends import End
 from tests.nemesis.origin import Origin
-from tests.nemesis.service import Service
+from tests.nemesis.service import Nodes
 from tests.nemesis.trouble import Trouble
 
 SECONDS = float(os.environ.get("CHANGEFEED_NEMESIS_SECONDS", "40"))
@@ -37,7 +37,7 @@ class Run:
         origin: Origin,
         seed: int,
         chance: random.Random,
-        service: Service,
+        service: Nodes,
     ) -> None:
         self.seed = seed
         self.chance = chance
@@ -255,9 +255,13 @@ class Run:
             self.note(self._join(feed))
         for end in self.ends:
             until(partial(self._resumed, end.name), f"{end.name} goes on")
-            until(partial(self._caught_up, end), f"{end.name} has everything")
-            self.note(f"{end.name} has everything")
+            self.wait_for(end)
             assert self.service.job(end.name).status is not Status.FAILED
+
+    def wait_for(self, end: End) -> None:
+        """Wait until a feed has all."""
+        until(partial(self._caught_up, end), f"{end.name} has everything")
+        self.note(f"{end.name} has everything")
 
     def _caught_up(self, end: End) -> bool:
         """A table that lost its name for a while, or got another during its scan, is read again."""

@@ -1,4 +1,5 @@
-"""A node in a process of its own, which a test may kill; statements reach it through the state."""
+"""Nodes in processes of their own, which a test may kill; statements reach them through the
+state."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -19,7 +21,63 @@ from changefeed.core.state import StateLayout
 from tests.helpers.waiting import PATIENCE, until
 
 
-class Service:
+class Nodes(ABC):
+    """Nodes of a state that a test may kill; statements reach them through the state.
+
+    Attributes:
+        place: the state, for clients.
+        catalog: the state as this process sees it.
+        patience: seconds within which a feed has everything.
+    """
+
+    def __init__(self, place: str, catalog: Catalog, patience: float = PATIENCE) -> None:
+        self.place = place
+        self.catalog = catalog
+        self._patience = patience
+        self.interpreter = Interpreter(catalog)
+        self.session = Session(client="tests")
+
+    @abstractmethod
+    def start(self, faults: str = "") -> None:
+        """Start what does not run; ``faults`` arms it (see changefeed.core.faults)."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """kill -9 of a node; its capture and JVM must end by themselves."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """A clean stop of all that runs."""
+
+    @abstractmethod
+    def kill_child(self, part: str) -> bool:
+        """kill -9 of the ``capture`` or the ``jvm``; whether there was one."""
+
+    @abstractmethod
+    def last_words(self, lines: int = 60) -> str:
+        """The end of what the nodes said, for a test that failed."""
+
+    def close(self) -> None:
+        """Stop the nodes and let go of the state."""
+        self.stop()
+        self.catalog.close()
+
+    def execute(self, sql: str) -> Result:
+        """One statement, from this process."""
+        return self.interpreter.execute(sql, self.session)
+
+    def sync(self, feed: str, seconds: float | None = None) -> None:
+        """Wait until everything committed before now is durable in the feed's sink."""
+        # A node that was started a moment ago has not registered yet, and SYNC says so.
+        until(lambda: self.catalog.live_nodes(), "a node of the state")
+        self.execute(f"SYNC CHANGEFEED {feed} TIMEOUT '{seconds or self._patience:.0f}s'")
+
+    def job(self, feed: str) -> Job:
+        """The feed's row of the job table."""
+        return self.catalog.job(feed)
+
+
+class Service(Nodes):
     """``changefeed start`` over a state, and a client of that state in this process.
 
     Args:
@@ -37,16 +95,13 @@ class Service:
         patience: float = PATIENCE,
     ) -> None:
         state.mkdir(parents=True, exist_ok=True)
+        super().__init__(str(state), Catalog.open(str(state)), patience)
         self.state = state
         self._spark = spark
-        self._patience = patience
         self._program = (
             ("tests.nemesis.spark_node",) if engine is EngineOption.SPARK else ("shell", "start")
         )
         self.layout = StateLayout(state)
-        self.catalog = Catalog.open(str(state))
-        self.interpreter = Interpreter(self.catalog)
-        self.session = Session(client="tests")
         self._output = state / "service.out"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -99,22 +154,8 @@ class Service:
         for child in children:
             _end(child)
 
-    def close(self) -> None:
-        """Stop the node and let go of the state."""
-        self.stop()
-        self.catalog.close()
-
     def kill_child(self, part: str) -> bool:
-        """kill -9 of the ``capture`` or the ``jvm``; whether there was one."""
-        word = {"capture": "changefeed.capture", "jvm": "org.apache.spark"}[part]
-        for child in self._children():
-            try:
-                if word in " ".join(child.cmdline()):
-                    child.kill()
-                    return True
-            except psutil.NoSuchProcess:
-                continue
-        return False
+        return kill_child(self._children(), part)
 
     def _children(self) -> list[psutil.Process]:
         if self._process is None:
@@ -124,30 +165,31 @@ class Service:
         except psutil.NoSuchProcess:
             return []
 
-    # -- statements -----------------------------------------------------------------------
-
-    def execute(self, sql: str) -> Result:
-        """One statement, from this process."""
-        return self.interpreter.execute(sql, self.session)
-
-    def sync(self, feed: str, seconds: float | None = None) -> None:
-        """Wait until everything committed before now is durable in the feed's sink."""
-        # A node that was started a moment ago has not registered yet, and SYNC says so.
-        until(lambda: self.catalog.live_nodes(), "a node of the state")
-        self.execute(f"SYNC CHANGEFEED {feed} TIMEOUT '{seconds or self._patience:.0f}s'")
-
-    def job(self, feed: str) -> Job:
-        """The feed's row of the job table."""
-        return self.catalog.job(feed)
-
     def last_words(self, lines: int = 60) -> str:
-        """The end of what the node said, for a test that failed."""
-        found = []
-        for path in (self.layout.node_log, self._output):
-            if path.exists():
-                tail = _without_noise(path)[-lines:]
-                found += [f"--- {path.name}", *(line[:300] for line in tail)]
-        return "\n".join(found)
+        return last_lines([self.layout.node_log, self._output], lines)
+
+
+def kill_child(children: Iterable[psutil.Process], part: str) -> bool:
+    """kill -9 of the ``capture`` or the ``jvm`` among them; whether there was one."""
+    word = {"capture": "changefeed.capture", "jvm": "org.apache.spark"}[part]
+    for child in children:
+        try:
+            if word in " ".join(child.cmdline()):
+                child.kill()
+                return True
+        except psutil.NoSuchProcess:
+            continue
+    return False
+
+
+def last_lines(paths: Iterable[Path], lines: int) -> str:
+    """The ends of logs."""
+    found = []
+    for path in paths:
+        if path.exists():
+            tail = _without_noise(path)[-lines:]
+            found += [f"--- {path.name}", *(line[:300] for line in tail)]
+    return "\n".join(found)
 
 
 def _end(process: psutil.Process) -> None:

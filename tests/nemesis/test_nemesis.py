@@ -93,7 +93,7 @@ def test_what_spark_and_readers_keep_is_what_the_source_was(
             IcebergCopy(run.ledger, tmp_path / "lake", spark),
             DeltaCopy(run.ledger, tmp_path / "delta", spark),
             QueryCopy(run.ledger, tmp_path / "query.duckdb"),
-            ReaderCopy(run.ledger, run.service.state, tmp_path / "reader"),
+            ReaderCopy(run.ledger, run.service.place, tmp_path / "reader"),
             Files(run.ledger, tmp_path / "out", engine=run.chance.choice(["spark", "driver"])),
         ]
     )

@@ -12,6 +12,7 @@ import http.client
 import socket
 import ssl
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,6 +64,16 @@ def drip(pause: float, *, headers: bool) -> Fault:
     return lambda request, forward: Reply(200, body, pause=pause, slow=0 if headers else 60)
 
 
+def late(seconds: float) -> Fault:
+    """What the server answers, so much later."""
+
+    def wait(request: Request, forward: Callable[[Request], Reply]) -> Reply:
+        time.sleep(seconds)
+        return forward(request)
+
+    return wait
+
+
 def cut(request: Request, forward: Callable[[Request], Reply]) -> Reply | None:
     """The connection breaks before the server heard of the request."""
     return None
@@ -82,7 +93,8 @@ class _Server(ThreadingHTTPServer):
 
 
 class FaultyProxy:
-    """Forwards requests to ``127.0.0.1:port``; with ``tls`` it speaks TLS to the client.
+    """Forwards requests to ``127.0.0.1:port``; with ``tls`` it speaks TLS to the client, who finds
+    it at ``host``.
 
     Attributes:
         script: faults for the next requests to a path that holds ``matching``, one each.
@@ -91,7 +103,11 @@ class FaultyProxy:
     """
 
     def __init__(
-        self, port: int, matching: str = "/_bulk", tls: ssl.SSLContext | None = None
+        self,
+        port: int,
+        matching: str = "/_bulk",
+        tls: ssl.SSLContext | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.script: deque[Fault] = deque()
         self.always: Fault | None = None
@@ -151,7 +167,7 @@ class FaultyProxy:
             def log_message(self, format: str, *args: Any) -> None:
                 """Say nothing."""
 
-        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._server = _Server((host, 0), Handler)
         if tls is not None:
             self._server.socket = tls.wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False

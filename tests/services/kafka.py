@@ -88,6 +88,7 @@ class KafkaBroker:
         self.settings = dict(settings or {})
         names = ["PLAINTEXT", "CONTROLLER"] + (["TLS", "SASL", "SASLTLS"] if secure else [])
         self.ports = {name: free_port() for name in names}
+        self._host = "127.0.0.1"
         self.certificates = folder / "certificates"
         self.log_file = folder / "broker.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -120,7 +121,11 @@ class KafkaBroker:
         return self._address("SASLTLS")
 
     def _address(self, listener: str) -> str:
-        return f"127.0.0.1:{self.ports[listener]}"
+        return f"{self._host}:{self.ports[listener]}"
+
+    def listen_at(self, address: str) -> None:
+        """Be found there, from the next start on, instead of on the loopback."""
+        self._host = address
 
     # ------------------------------------------------------------------ life
 
@@ -262,13 +267,11 @@ class KafkaBroker:
     # ------------------------------------------------------------------ details
 
     def _properties(self, data: Path) -> dict[str, str]:
-        listeners = ",".join(f"{n}://127.0.0.1:{port}" for n, port in self.ports.items())
-        advertised = ",".join(
-            f"{n}://127.0.0.1:{port}" for n, port in self.ports.items() if n != "CONTROLLER"
-        )
+        listeners = ",".join(f"{n}://{self._address(n)}" for n in self.ports)
+        advertised = ",".join(f"{n}://{self._address(n)}" for n in self.ports if n != "CONTROLLER")
         properties = {
             **_SETTINGS,
-            "controller.quorum.voters": f"1@127.0.0.1:{self.ports['CONTROLLER']}",
+            "controller.quorum.voters": f"1@{self._address('CONTROLLER')}",
             "listeners": listeners,
             "advertised.listeners": advertised,
             "log.dirs": str(data),
@@ -280,7 +283,7 @@ class KafkaBroker:
     def _wait_ready(self, seen: int, deadline: float) -> None:
         while True:
             log = self.log_file.read_bytes()[seen:]
-            if b"Kafka Server started" in log and _listens(self.ports["PLAINTEXT"]):
+            if b"Kafka Server started" in log and _listens(self._host, self.ports["PLAINTEXT"]):
                 return
             if not self.running or time.monotonic() > deadline:
                 self.kill()
@@ -414,6 +417,6 @@ def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in ("PATH", "JAVA_HOME") if name in os.environ}
 
 
-def _listens(port: int) -> bool:
+def _listens(host: str, port: int) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0
