@@ -119,8 +119,9 @@ class FollowedLogs:
         #: By state and source, each with the count of those that read it.
         self._followers: dict[tuple[str, str], tuple[LogFollower, int]] = {}
 
-    def open(self, catalog: Catalog, source: str) -> LogFollower:
-        """The follower of a log, which :meth:`close` gives back.
+    def open(self, catalog: Catalog, source: str, copies: int | None = None) -> LogFollower:
+        """The follower of a log, which :meth:`close` gives back. ``copies``: the first one's limit
+        in bytes for the copies of objects; by default a gigabyte.
 
         Raises:
             ChangefeedError: CF6001 the state, CF3007 the store cannot be reached; CF3001 the log is
@@ -128,7 +129,7 @@ class FollowedLogs:
         """
         key = catalog.state_id, source
         with self._lock:
-            follower, readers = self._followers.get(key) or (_follower(catalog, source), 0)
+            follower, readers = self._followers.get(key) or (_follower(catalog, source, copies), 0)
             self._followers[key] = follower, readers + 1
             return follower
 
@@ -145,8 +146,8 @@ class FollowedLogs:
         shutil.rmtree(follower.root, ignore_errors=True)
 
 
-def _follower(catalog: Catalog, source: str) -> LogFollower:
-    from changefeed.log.follower import LogFollower
+def _follower(catalog: Catalog, source: str, copies: int | None) -> LogFollower:
+    from changefeed.log.follower import COPY_BYTES, LogFollower
     from changefeed.log.objects import ObjectStore
     from changefeed.log.writer import lock_log
 
@@ -164,7 +165,13 @@ def _follower(catalog: Catalog, source: str) -> LogFollower:
     lock = lock_log(fresh)
     # Only now another process may find it.
     fresh.rename(root)
-    follower = LogFollower(SourceManifest(catalog, source), ObjectStore(place), root, lock)
+    follower = LogFollower(
+        SourceManifest(catalog, source),
+        ObjectStore(place),
+        root,
+        lock,
+        copies=COPY_BYTES if copies is None else copies,
+    )
     try:
         follower.start()
     except BaseException:

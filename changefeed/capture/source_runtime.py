@@ -88,7 +88,7 @@ class SourceRuntime:
             name,
             StateLayout(Path(catalog.directory)).log(name),
             self._clock,
-            partial(followed_logs().open, catalog, name) if self.elsewhere else None,
+            partial(followed_logs().open, catalog, name, copies) if self.elsewhere else None,
         )
         self.tables = CapturedTables(
             catalog,

@@ -127,6 +127,22 @@ def drop_copy(root: Path, name: str) -> bool:
     return True
 
 
+def trim_copies(root: Path, names: Iterable[str], limit: int) -> None:
+    """Remove those of the files ``names`` that were written or fetched first, until the others have
+    at most ``limit`` bytes. What is read again is fetched again."""
+    found = []
+    for name in names:
+        with suppress(FileNotFoundError):
+            stat = (root / name).stat()
+            found.append((stat.st_mtime_ns, name, stat.st_size))
+    excess = sum(size for _, _, size in found) - limit
+    for _, name, size in sorted(found):
+        if excess <= 0:
+            return
+        (root / name).unlink(missing_ok=True)
+        excess -= size
+
+
 @lru_cache(maxsize=8)
 def _store(address: str) -> ObjectStore:
     return ObjectStore(address)

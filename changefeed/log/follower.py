@@ -22,7 +22,7 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_manifest import MARK_LENGTH, LogManifest, LogNews, TailPart
 from changefeed.core.telemetry import log
-from changefeed.log.copies import Copies, JournalCopy
+from changefeed.log.copies import Copies, JournalCopy, trim_copies
 from changefeed.log.frame import frame_segments
 from changefeed.log.journal import FIRST_FRAME, JournalFile, damaged, journal_name
 from changefeed.log.ledger import HEAD_NAME, LOCK_NAME, Head, Ledger, write_ledger
@@ -33,6 +33,9 @@ POLL_SECONDS: Final = 0.05
 REST_SECONDS: Final = 0.5
 #: ... and after one that failed.
 RETRY_SECONDS: Final = 1.0
+#: Seconds between two times that copies of objects are removed, and how many bytes stay.
+TRIM_SECONDS: Final = 30.0
+COPY_BYTES: Final = 10**9
 
 #: How often the manifest is read again because what it named was replaced meanwhile.
 _ATTEMPTS: Final = 5
@@ -68,11 +71,13 @@ class LogFollower:
         root: Path,
         lock: int,
         clock: Clock = SYSTEM_CLOCK,
+        copies: int = COPY_BYTES,
     ) -> None:
         """
         Args:
             root: a directory that nothing else writes.
             lock: descriptor of its lock, which is closed with the follower.
+            copies: limit in bytes of the copies of objects, which is kept from time to time.
         """
         self.root = root
         #: Why the directory is not up to date, if it is not.
@@ -81,6 +86,7 @@ class LogFollower:
         self._store = store
         self._lock = lock
         self._clock = clock
+        self._copies = copies
         self._ledger: Ledger | None = None
         self._mark: str | None = None
         #: Checksum of the live journal's first part.
@@ -111,6 +117,7 @@ class LogFollower:
 
     def _follow(self) -> None:
         pause = POLL_SECONDS
+        trimmed = self._clock.monotonic()
         while not self._clock.wait(self._stop, pause):
             try:
                 news = self.look()
@@ -121,6 +128,9 @@ class LogFollower:
             else:
                 self.error = None
                 pause = POLL_SECONDS if news else min(pause * 1.2, REST_SECONDS)
+            if self._clock.monotonic() - trimmed >= TRIM_SECONDS:
+                trim_copies(self.root, self._objects, self._copies)
+                trimmed = self._clock.monotonic()
 
     # -- one look -------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ from typing import Final, Protocol
 from changefeed.core.durable import UNFINISHED
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.log_manifest import LogChange, TailPart
-from changefeed.log.copies import COPIES_NAME, Copies, JournalCopy, part_checksum
+from changefeed.log.copies import COPIES_NAME, Copies, JournalCopy, part_checksum, trim_copies
 from changefeed.log.follower import LogRows
 from changefeed.log.journal import FIRST_FRAME, journal_name
 from changefeed.log.ledger import LOCK_NAME, Ledger, write_ledger
@@ -403,20 +403,9 @@ class SharedLog:
         self._store.discard(self._tails.pop(journal).objects)
 
     def trim(self, limit: int) -> None:
-        """Remove the copies of objects that were written or fetched first, until the others have at
-        most ``limit`` bytes."""
-        found = []
+        """Remove copies of objects (:func:`~changefeed.log.copies.trim_copies`)."""
         # Another thread may append meanwhile.
-        for name in tuple(self._objects):
-            with suppress(FileNotFoundError):
-                stat = (self._root / name).stat()
-                found.append((stat.st_mtime_ns, name, stat.st_size))
-        excess = sum(size for _, _, size in found) - limit
-        for _, name, size in sorted(found):
-            if excess <= 0:
-                return
-            (self._root / name).unlink(missing_ok=True)
-            excess -= size
+        trim_copies(self._root, tuple(self._objects), limit)
 
     def sweep(self, now: int) -> int:
         """Remove old objects that no row names; returns how many.

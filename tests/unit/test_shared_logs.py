@@ -16,7 +16,7 @@ import pytest
 from changefeed.capture.process import Capture, Notice
 from changefeed.catalog import Catalog, SourceLease
 from changefeed.core import elapsed
-from changefeed.core.clock import Timestamp
+from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush
 from changefeed.core.state import StateLayout
@@ -477,6 +477,27 @@ def test_a_follower_completes_the_journal_that_it_followed(shared: Shared) -> No
             (size, name) = shared.catalog.log_manifest(SOURCE).objects[live.name]
             opened.seek(0)
             assert opened.read() == shared.store.get(name) and size > before
+        follower.close()
+
+
+def test_a_follower_keeps_no_more_copies_than_it_may(shared: Shared) -> None:
+    """A node that runs feeds of another node's source, for weeks: what they read goes again."""
+    with shared.open("one", LogSettings(segment_rows=1)) as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        for seq in range(1, 6):
+            append(writer, 1_000 + seq, seq)
+        root = shared.folder / "follower"
+        root.mkdir()
+        rows = SourceManifest(shared.catalog, SOURCE)
+        lock = lock_log(root)
+        follower = LogFollower(rows, shared.store, root, lock, ManualClock(), copies=0)
+        follower.start()
+        with LogReader(root) as reader:
+            found = reader.slice({A.table: Timestamp(1_000)}, Timestamp.MAX, 10, 10**9)
+            for _ in range(2):
+                read = [seq for piece in found.pieces for seq in keys(piece.load())]
+                assert read == [1, 2, 3, 4, 5]
+                until(lambda: not list(root.glob("segment-*.parquet")), "the copies go")
         follower.close()
 
 
