@@ -530,6 +530,9 @@ def capture(state: str, task: CaptureTask, tell: Tell) -> None:
     )
 
     def worker() -> Capture:
+        if lease is not None:
+            # One that lost it would only take the source's log away from the next node.
+            catalog.confirm_source(lease)
         start = _start_frontier(writer, held, SYSTEM_CLOCK, known.frontier)
         images.start(start)
         stream = held.stream(
@@ -543,6 +546,7 @@ def capture(state: str, task: CaptureTask, tell: Tell) -> None:
                 logged=images.shape,
                 spool=layout.spool(source_name),
                 folder=layout.beside_log(source_name),
+                term=task.token,
             )
         )
         tell(Notice("frontier", at=str(start.at), position=start.position))

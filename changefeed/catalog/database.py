@@ -656,13 +656,24 @@ def _take_turn() -> Select[tuple[str, object]]:
     return select(ends_when_stalled(), func.pg_advisory_xact_lock(literal(_WRITERS, BigInteger)))
 
 
+#: Parameters of connections, unless the URL says otherwise. A server that vanished without a word
+#: is given up soon: a node that waits for its answer misses that there is one again.
+_PATIENCE = {
+    "connect_timeout": "10",
+    "tcp_user_timeout": "10000",
+    "keepalives_idle": "5",
+    "keepalives_interval": "5",
+    "keepalives_count": "2",
+}
+
+
 def _postgres(uri: str) -> Engine:
     try:
         url = make_url(uri).set(drivername="postgresql+psycopg")
     except SQLAlchemyError as error:
         raise ChangefeedError(Code.INVALID_URI, f"state URL {redact(uri)} is malformed") from error
-    if "connect_timeout" not in url.query:
-        url = url.update_query_dict({"connect_timeout": "10"})
+    given = {name: value for name, value in _PATIENCE.items() if name not in url.query}
+    url = url.update_query_dict(given)
     engine = create_engine(url, pool_size=8, max_overflow=64, pool_pre_ping=True)
     return engine.execution_options(schema_translate_map={None: tables.POSTGRES_SCHEMA})
 

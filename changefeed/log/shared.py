@@ -29,7 +29,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol

@@ -172,6 +172,8 @@ class StreamRequest:
         folder: a folder that is kept as long as the change log, for data that must survive a
             restart (a history of schemas). Its writes must be durable before the flush that needs
             them.
+        term: where several nodes can read the source, the number of the right to do so: a reader
+            with a lower one has lost it, and is to be ended. 0: this node is the only one.
     """
 
     start: Frontier
@@ -183,6 +185,7 @@ class StreamRequest:
     spool: Path
     folder: Path
     logged: Callable[[TableSchema], TableSchema] = as_sent
+    term: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -801,15 +801,35 @@ def test_slot_in_use_is_tried_again(postgres: Database, tmp_path: Path) -> None:
     assert error is not None and error.code.number == "CF2101"
 
 
+def test_a_reader_of_a_later_term_ends_an_earlier_one(postgres: Database, tmp_path: Path) -> None:
+    """A node that is cut off from the state reads on, and holds the slot; it never knows."""
+    prepare(postgres)
+    postgres.execute("create table t (id int primary key)")
+    uri = f"{postgres.uri}?application_name=a-name-with-more-than-twelve-characters"
+    earlier = Tail(postgres, tmp_path / "a", uri=uri, term=9)
+    earlier.catch_up()
+    with tailing(postgres, tmp_path / "b", term=10, slot_patience=60.0) as tail:
+        error = earlier.wait_for_end()
+        assert error is not None and error.code.number == "CF2101"
+        # It asks for the slot again, as it cannot see that it has no right to it.
+        again = Tail(postgres, tmp_path / "c", term=9, slot_patience=0.1, rival_patience=1.0)
+        postgres.execute("insert into t values (1)")
+        tail.catch_up()
+        assert [change.after for change in tail.changes()] == [{"id": 1}]
+        error = again.wait_for_end()
+        assert error is not None and error.code.number in ("CF2101", "CF2109")
+
+
 def test_of_two_nodes_on_copies_of_a_state_the_second_stops(
     postgres: Database, tmp_path: Path
 ) -> None:
     """Both keep on reading otherwise, in turns, each of them a part."""
     prepare(postgres)
     postgres.execute("create table t (id int primary key)")
-    with tailing(postgres, tmp_path / "a") as tail:
+    with tailing(postgres, tmp_path / "a", term=3) as tail:
         tail.catch_up()
-        other = Tail(postgres, tmp_path / "b", slot_patience=0.1, rival_patience=4.0)
+        # Copies of a state count terms alike.
+        other = Tail(postgres, tmp_path / "b", term=3, slot_patience=0.1, rival_patience=4.0)
         ended: list[ChangefeedError | None] = []
         waiter = threading.Thread(target=lambda: ended.append(other.wait_for_end()))
         waiter.start()

@@ -63,6 +63,10 @@ GATHER_SECONDS = 0.015
 HASTY_BEAT_SECONDS, HASTY_SECONDS = 0.01, 0.1
 #: Between two looks at a slot that its last reader still holds, seconds.
 SLOT_LOOK_SECONDS = 0.01
+#: Before the number of a reader's term in the name of its session, of which the server keeps 63
+#: bytes; so many characters are of the name in its URI.
+_TERM = " lease "
+_NAME_LENGTH = 12
 
 #: How often it is seen whether another reader of the slot lives. It reports every ten seconds at
 #: least.
@@ -216,6 +220,7 @@ class ReplicationStream:
         try:
             with ReplicationConnection(self._slot.uri) as connection:
                 self._attach(connection)
+                self._say_term(connection)
                 with readable("an answer about its slot and its log"):
                     start = self._check(connection)
                 # Not the frontier: an acknowledgement would move the slot of a server that has
@@ -355,12 +360,31 @@ class ReplicationStream:
             reader, *found = rows[0]
             if reader is None:
                 return found
+            self._end_earlier(connection, reader)
             waited = self._clock.monotonic() - began
             if waited <= self._limits.slot_patience:
                 self._clock.sleep(SLOT_LOOK_SECONDS)
                 continue
             said = self._check_rival(connection, reader, said, waited)
             self._clock.sleep(RIVAL_LOOK_SECONDS)
+
+    def _say_term(self, connection: ReplicationConnection) -> None:
+        """Let the server show in which term we read."""
+        if self._request.term:
+            [(name,)] = connection.query("select current_setting('application_name')")
+            shown = f"{name or ''}"[:_NAME_LENGTH] + f"{_TERM}{self._request.term}"
+            connection.query(f"set application_name = {literal(shown)}")
+
+    def _end_earlier(self, connection: ReplicationConnection, reader: str) -> None:
+        """End a reader that has lost its right to us and does not know: it may be cut off from
+        the state, or stand still."""
+        if self._request.term:
+            connection.query(
+                f"select pg_terminate_backend(pid) from pg_stat_replication where pid = {reader}"
+                " and usename = current_user"
+                f" and substring(application_name from '{_TERM}([0-9]+)$')::bigint"
+                f" < {self._request.term}"
+            )
 
     def _check_rival(
         self, connection: ReplicationConnection, reader: str, before: str, waited: float
