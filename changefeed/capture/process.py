@@ -530,9 +530,6 @@ def capture(state: str, task: CaptureTask, tell: Tell) -> None:
     )
 
     def worker() -> Capture:
-        if lease is not None:
-            # One that lost it would only take the source's log away from the next node.
-            catalog.confirm_source(lease)
         start = _start_frontier(writer, held, SYSTEM_CLOCK, known.frontier)
         images.start(start)
         stream = held.stream(

@@ -54,13 +54,6 @@ class Leases(CatalogPart):
         token = self._acquire(_KEYS[SourceLease], source, node, ttl)
         return None if token is None else SourceLease(source, node, token)
 
-    def confirm_source(self, lease: SourceLease) -> None:
-        """Raise CF6003 unless the lease is still the last one taken."""
-        with self._database.read() as transaction:
-            query = select(tables.source_lease.c.token).where(holds([lease]))
-            if transaction.execute(query).first() is None:
-                raise held_elsewhere(lease.source)
-
     def _acquire(self, key: Column[Any], of: object, node: str, ttl: float) -> int | None:
         with self._database.write(notify=False, urgent=True) as transaction:
             now = self._shared_now(transaction)

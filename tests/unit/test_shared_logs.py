@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from changefeed.capture import process
 from changefeed.capture.process import Capture, Notice
-from changefeed.capture.standby import CaptureTask
 from changefeed.catalog import Catalog, SourceLease
 from changefeed.core import elapsed
 from changefeed.core.clock import ManualClock, Timestamp
@@ -480,19 +478,6 @@ def test_a_follower_completes_the_journal_that_it_followed(shared: Shared) -> No
             opened.seek(0)
             assert opened.read() == shared.store.get(name) and size > before
         follower.close()
-
-
-def test_a_node_that_lost_its_source_opens_no_stream(
-    shared: Shared, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """MySQL's server would end the stream of the node that has the source now."""
-    shared.catalog.create_connection(SOURCE, "postgresql://u@127.0.0.1:1/d")
-    lost, _ = shared.take("one")
-    shared.take("two")
-    monkeypatch.setattr(process, "attachment", lambda catalog, source: None)
-    task = CaptureTask(SOURCE, node=lost.node, token=lost.token)
-    with pytest.raises(ChangefeedError, match="another node captures"):
-        process.capture(shared.catalog.directory, task, lambda notice: None)
 
 
 def test_a_follower_keeps_no_more_copies_than_it_may(shared: Shared) -> None:
