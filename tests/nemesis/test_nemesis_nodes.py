@@ -142,6 +142,7 @@ def test_feeds_go_on_whatever_befalls_their_machines(
     free = [end for end in ends if not isinstance(end, DuckDBCopy)]
 
     def goes_on() -> None:
+        run.end_transactions()  # scans wait for them
         for end in free:
             run.wait_for(end)
 
