@@ -244,11 +244,11 @@ def test_a_value_that_no_file_can_hold(feeds: Feeds, postgres: Database, tmp_pat
         ("public.t", "[4]", '{"a": 4, "n": "NaN"}'),
         ("public.u", "[]", '{"n": "NaN"}'),
     ]
+    postgres.execute("update t set n = 0 where n = 'NaN'")
+    feeds.sync("f")
     answer = feeds.execute("RETRY CHANGEFEED f DEAD LETTERS")
     assert answer.rows == [(2, "f")]
     assert answer.notices == ["1 letter of tables without a key stay: RESCAN these tables"]
-    postgres.execute("update t set n = 0 where n = 'NaN'")
-    feeds.sync("f")
     until(lambda: [x["table"] for x in letters(feeds)] == ["public.u"])
     with pytest.raises(ChangefeedError, match="has no key"):
         feeds.execute("RETRY CHANGEFEED f DEAD LETTERS")
