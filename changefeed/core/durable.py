@@ -82,6 +82,22 @@ def verify_proven(path: Path) -> None:
     proof.verify(path, grown=True)
 
 
+def write_at(fd: int, data: bytes, start: int) -> int:
+    """Write all of ``data`` from a place of a file on; returns where it ends.
+
+    One write may take a part only, as on a disk that becomes full with it.
+
+    Raises:
+        OSError: the disk is full or failed.
+    """
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, start)
+        start += written
+        view = view[written:]
+    return start
+
+
 def sync_path(path: Path) -> None:
     """Make the bytes of a file, or the names in a folder, durable."""
     fd = os.open(path, os.O_RDONLY)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
-from changefeed.core.durable import UNFINISHED, read_durable, replace_durably
+from changefeed.core.durable import UNFINISHED, read_durable, replace_durably, write_at
 from changefeed.core.elapsed import read_clocks
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.log_manifest import TailPart
@@ -225,12 +225,12 @@ class JournalCopy:
         if len(data) != part.size or part_checksum(part.start, data) != part.crc:
             why = "a part differs from what was written"
             raise damaged(self._path.name, why, offset=part.start)
-        os.pwrite(fd, data, part.start)
+        write_at(fd, data, part.start)
 
     def complete(self, start: int, data: bytes) -> None:
         """Give it the bytes that follow ``start`` in its object."""
         with self._open() as fd:
-            os.pwrite(fd, data[start:], start)
+            write_at(fd, data[start:], start)
             os.ftruncate(fd, len(data))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
+from changefeed.core.durable import write_at
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_manifest import MARK_LENGTH, LogManifest, LogNews, TailPart
 from changefeed.core.telemetry import log
@@ -202,7 +203,7 @@ class LogFollower:
         head = Head(ledger.generation, ledger.live, complete).to_bytes()
         fd = os.open(self.root / HEAD_NAME, os.O_RDWR | os.O_CREAT, 0o640)
         try:
-            os.pwrite(fd, head, 0)
+            write_at(fd, head, 0)
         finally:
             os.close(fd)
 

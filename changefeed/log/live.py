@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from changefeed.core.durable import sync_path
+from changefeed.core.durable import sync_path, write_at
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier
 from changefeed.core.faults import Point, fault_point
@@ -76,7 +76,7 @@ class LiveJournal:
         sync = os.urandom(SYNC_LENGTH)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
         try:
-            os.pwrite(fd, file_header(number, sync), 0)
+            write_at(fd, file_header(number, sync), 0)
             os.fsync(fd)
             sync_path(root)
             fault_point(Point.LOG_ROLL_CREATED)
@@ -144,13 +144,8 @@ class LiveJournal:
         self.frontier = frontier
 
     def _write(self, data: bytes, start: int) -> int:
-        view = memoryview(data)
         fault_point(Point.LOG_APPEND_WRITE)
-        while view:
-            written = os.pwrite(self._fd, view, start)
-            start += written
-            view = view[written:]
-        return start
+        return write_at(self._fd, data, start)
 
     def _truncate(self, end: int) -> None:
         try:

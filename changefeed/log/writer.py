@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from changefeed.core.clock import Timestamp
-from changefeed.core.durable import UNFINISHED, sync_path
+from changefeed.core.durable import UNFINISHED, sync_path, write_at
 from changefeed.core.elapsed import ClockSample
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush, Frontier
@@ -421,7 +421,7 @@ class LogWriter:
         end = self._ahead[0].end if self._ahead else self._live.complete.end
         head = Head(self._ledger.generation, self._live.number, end)
         try:
-            os.pwrite(self._head_fd, head.to_bytes(), 0)
+            write_at(self._head_fd, head.to_bytes(), 0)
             fault_point(Point.LOG_APPEND_PUBLISHED)
         except OSError as error:
             raise self._break(error) from error

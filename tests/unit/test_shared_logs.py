@@ -501,6 +501,27 @@ def test_a_follower_keeps_no_more_copies_than_it_may(shared: Shared) -> None:
         follower.close()
 
 
+def test_a_copy_is_whole_where_a_write_takes_a_part(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the last one does on a disk that becomes full, before the next one fails."""
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: whole(fd, bytes(data[:100]), at))
+    with shared.open("one") as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        root = shared.folder / "follower"
+        root.mkdir()
+        rows = SourceManifest(shared.catalog, SOURCE)
+        follower = LogFollower(rows, shared.store, root, lock_log(root), ManualClock(), copies=0)
+        follower.look()
+        append(writer, 1_001, 1)
+        follower.look()
+        with LogReader(root) as reader:
+            found = reader.slice({A.table: Timestamp(1_000)}, Timestamp.MAX, 10, 10**9)
+            assert [seq for piece in found.pieces for seq in keys(piece.load())] == [1]
+        follower.close()
+
+
 def test_copies_of_another_boot_are_not_trusted(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from changefeed.core.durable import read_durable
+from changefeed.core.durable import read_durable, write_at
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.proofs import AlteredBytes, sealed
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid, file_position
@@ -156,7 +156,7 @@ class Continuity:
             if name not in self._files:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 self._files[name] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            os.pwrite(self._files[name], text.encode(), 0)
+            write_at(self._files[name], text.encode(), 0)
         except OSError as error:
             raise ChangefeedError(
                 Code.LOG_NOT_WRITABLE, f"cannot write {path}: {error.strerror}"
