@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from changefeed.core.spark_sql import literal, quoted
-from changefeed.spark.internals.sessions import core_count
+from changefeed.spark.internals.sessions import core_count, with_settings
 from sinks.lake.place import LakePlace
 from sinks.lake.table import APPLIED, LakeTable, columns_sql, parts_sql, properties_sql
 from sinks.merged.applied import AppliedVersion
@@ -36,6 +36,12 @@ _EXPIRES = {"write.metadata.delete-after-commit.enabled": "true"}
 SPREAD_ROWS = 500_000
 #: And where at most so many tasks run at a time.
 SPREAD_TASKS = 8
+#: Up to so many rows, a MERGE shuffles only those rows of the table whose keys are in a Bloom
+#: filter of the round's: 4,000,000 is the most that Spark puts into one.
+FILTER_ROWS = 4_000_000
+#: The filter takes a read of the round, so a table below so many bytes is shuffled whole.
+FILTERED_BYTES = 32 << 20
+_FILTER = "spark.sql.optimizer.runtime.bloomFilter"
 _DISTRIBUTION = "spark.sql.iceberg.distribution-mode"
 _DISTRIBUTIONS = ("write.distribution-mode", "write.merge.distribution-mode")
 
@@ -56,6 +62,22 @@ def settings(place: LakePlace) -> dict[str, str]:
         f"{head}.hadoop.fs.file.impl.disable.cache": "true",
     }
     return own | {f"{head}.{name}": value for name, value in place.settings}
+
+
+def _filter_of(rows: int) -> dict[str, str]:
+    """Settings by which Spark filters a table by the keys of so many rows before it joins them.
+
+    The join keeps rows without a match in the table, so Spark can broadcast neither side. It
+    makes a filter only where it may not broadcast at all.
+    """
+    return {
+        "spark.sql.autoBroadcastJoinThreshold": "-1",
+        f"{_FILTER}.enabled": "true",
+        f"{_FILTER}.applicationSideScanSizeThreshold": str(FILTERED_BYTES),
+        f"{_FILTER}.creationSideThreshold": str(1 << 40),
+        f"{_FILTER}.expectedNumItems": str(rows),
+        f"{_FILTER}.numBits": str(max(8 * rows, 1 << 20)),
+    }
 
 
 class IcebergTable(LakeTable):
@@ -126,15 +148,16 @@ class IcebergTable(LakeTable):
         if clusters:
             self.session.sql(f"ALTER TABLE {self.ident} WRITE ORDERED BY {parts_sql(clusters)}")
 
-    def run(self, statement: str, rows: int = 0) -> None:
-        if rows < self.spread_rows or not self._spreads():
-            super().run(statement, rows)
-            return
-        self.session.conf.set(_DISTRIBUTION, "none")
+    def run(self, statement: str, rows: int = 0, *, by_key: bool = False) -> None:
+        settings = _filter_of(rows) if by_key and 0 < rows <= FILTER_ROWS else {}
+        if rows >= self.spread_rows and self._spreads():
+            settings[_DISTRIBUTION] = "none"
+        with_settings(self.session, settings)
         try:
             super().run(statement, rows)
         finally:
-            self.session.conf.unset(_DISTRIBUTION)
+            for name in settings:
+                self.session.conf.unset(name)
 
     def _spreads(self) -> bool:
         """Few tasks, and a table without an order of its own: else each task would write a file a

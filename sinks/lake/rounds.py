@@ -32,7 +32,9 @@ def apply(
     """Changes of a round: ``rows`` are those of ``files``."""
     rows.createOrReplaceTempView(VIEW)
     if not _upserted(lake, schema, files):
-        lake.run(_statement(lake, schema, files), sum(file.rows for file in files))
+        by_key = lake.policy.mode(schema) is MergeMode.MERGE
+        count = sum(file.rows for file in files)
+        lake.run(_statement(lake, schema, files), count, by_key=by_key)
 
 
 def _upserted(lake: LakeTable, schema: TableSchema, files: Sequence[StagedFile]) -> bool:
@@ -56,7 +58,8 @@ def _statement(lake: LakeTable, schema: TableSchema, files: Sequence[StagedFile]
     if mode is MergeMode.COUNT:
         return merge.counted(lake.ident, schema, policy, VIEW)
     if mode is MergeMode.MERGE:
-        rows = merge.source(schema, VIEW, missing=missing)
+        # True of every row. Spark makes a Bloom filter only of rows with a condition.
+        rows = f"{merge.source(schema, VIEW, missing=missing)} WHERE {VERSION} > 0"
         return merge.merge(lake.ident, schema, policy, rows, bounds=limits, missing=missing)
     rows = merge.source(schema, VIEW, also=(SEQ, ORDER), missing=missing)
     if missing:

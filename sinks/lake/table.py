@@ -287,8 +287,10 @@ class LakeTable(ABC):
             for name in settings:
                 self.session.conf.unset(name)
 
-    def run(self, statement: str, rows: int = 0) -> None:
-        """Run a statement that writes about so many rows, 0: of no matter how many."""
+    def run(self, statement: str, rows: int = 0, *, by_key: bool = False) -> None:
+        """Run a statement that writes about so many rows, 0: of no matter how many. ``by_key``: it
+        finds the table's rows by the keys of these.
+        """
         self.session.sql(statement).collect()
 
     def layout_columns(self, option: object, columns: Mapping[str, str]) -> list[str]:

@@ -19,7 +19,9 @@ from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.types import LogicalType
 from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Epoch, SinkContext, Target
+from sinks.lake import iceberg
 from sinks.lake.sink import LakeSink
+from sinks.lake.table import LakeTable
 from sinks.registry import open_sink
 from tests.conformance.test_lake import place, watched
 from tests.helpers.lake import Lake
@@ -234,6 +236,30 @@ def test_another_writer_is_asked_again(bench: Bench, kind: str) -> None:
         (3, "newer"),
         (4, "new"),
     ]
+
+
+@pytest.mark.parametrize("kind", ["iceberg"])
+def test_a_round_shuffles_only_rows_of_the_table_that_may_match(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[str] = []
+    run = LakeTable.run
+
+    def explained(table: LakeTable, statement: str, rows: int = 0, **how: bool) -> None:
+        plans.extend(row[0] for row in table.session.sql(f"EXPLAIN {statement}").collect())
+        run(table, statement, rows, **how)
+
+    monkeypatch.setattr(LakeTable, "run", explained)
+    monkeypatch.setattr(iceberg, "FILTERED_BYTES", 0)
+    schema = schema_of(("text", "string"))
+    bench.round(schema, 5, ("c", (1, "x")), ("c", (2, "y")), ("c", (3, "z")))
+    bench.round(schema, 6, ("u", (1, "newer")), ("d", (2, None)), ("c", (4, "new")))
+    assert sorted(bench.lake.query("select id, v0 from {t}")) == [
+        (1, "newer"),
+        (3, "z"),
+        (4, "new"),
+    ]
+    assert "might_contain" in plans[-1]
 
 
 @pytest.mark.parametrize("kind", ["iceberg"])
