@@ -64,8 +64,9 @@ def settings(place: LakePlace) -> dict[str, str]:
     return own | {f"{head}.{name}": value for name, value in place.settings}
 
 
-def _filter_of(rows: int) -> dict[str, str]:
-    """Settings by which Spark filters a table by the keys of so many rows before it joins them.
+def _filter_of(rows: int, least: int) -> dict[str, str]:
+    """Settings by which Spark filters a table of at least so many bytes by the keys of so many rows
+    before it joins them.
 
     The join keeps rows without a match in the table, so Spark can broadcast neither side. It
     makes a filter only where it may not broadcast at all.
@@ -73,7 +74,7 @@ def _filter_of(rows: int) -> dict[str, str]:
     return {
         "spark.sql.autoBroadcastJoinThreshold": "-1",
         f"{_FILTER}.enabled": "true",
-        f"{_FILTER}.applicationSideScanSizeThreshold": str(FILTERED_BYTES),
+        f"{_FILTER}.applicationSideScanSizeThreshold": str(least),
         f"{_FILTER}.creationSideThreshold": str(1 << 40),
         f"{_FILTER}.expectedNumItems": str(rows),
         f"{_FILTER}.numBits": str(max(8 * rows, 1 << 20)),
@@ -85,6 +86,7 @@ class IcebergTable(LakeTable):
 
     format: ClassVar[str] = "iceberg"
     spread_rows: int = SPREAD_ROWS
+    filtered_bytes: int = FILTERED_BYTES
 
     @property
     def _parts(self) -> tuple[str, ...]:
@@ -149,7 +151,9 @@ class IcebergTable(LakeTable):
             self.session.sql(f"ALTER TABLE {self.ident} WRITE ORDERED BY {parts_sql(clusters)}")
 
     def run(self, statement: str, rows: int = 0, *, by_key: bool = False) -> None:
-        settings = _filter_of(rows) if by_key and 0 < rows <= FILTER_ROWS else {}
+        settings = (
+            _filter_of(rows, self.filtered_bytes) if by_key and 0 < rows <= FILTER_ROWS else {}
+        )
         if rows >= self.spread_rows and self._spreads():
             settings[_DISTRIBUTION] = "none"
         with_settings(self.session, settings)

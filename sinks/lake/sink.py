@@ -118,8 +118,9 @@ class LakeSink(TableSink):
 
     capabilities: ClassVar[Capabilities]
     parameters: ClassVar[tuple[Parameter, ...]] = LakeSettings.parameters()
-    #: See :data:`sinks.lake.iceberg.SPREAD_ROWS`.
+    #: See :data:`sinks.lake.iceberg.SPREAD_ROWS` and ``FILTERED_BYTES``.
     spread_rows: int = iceberg.SPREAD_ROWS
+    filtered_bytes: int = iceberg.FILTERED_BYTES
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         """Check the URI and the options; nothing is connected.
@@ -445,6 +446,7 @@ class LakeSink(TableSink):
             table = kind(session, self._place, name, self._policy, self._options)
             if isinstance(table, iceberg.IcebergTable):
                 table.spread_rows = self.spread_rows
+                table.filtered_bytes = self.filtered_bytes
             scan, new = (found.scan, found.new) if found else (None, False)
             found = self._targets[name] = LakeTarget(table, scan=scan, new=new)
         return found

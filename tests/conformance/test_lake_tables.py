@@ -19,7 +19,6 @@ from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.types import LogicalType
 from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Epoch, SinkContext, Target
-from sinks.lake import iceberg
 from sinks.lake.sink import LakeSink
 from sinks.lake.table import LakeTable
 from sinks.registry import open_sink
@@ -250,7 +249,7 @@ def test_a_round_shuffles_only_rows_of_the_table_that_may_match(
         run(table, statement, rows, **how)
 
     monkeypatch.setattr(LakeTable, "run", explained)
-    monkeypatch.setattr(iceberg, "FILTERED_BYTES", 0)
+    bench.sink.filtered_bytes = 0
     schema = schema_of(("text", "string"))
     bench.round(schema, 5, ("c", (1, "x")), ("c", (2, "y")), ("c", (3, "z")))
     bench.round(schema, 6, ("u", (1, "newer")), ("d", (2, None)), ("c", (4, "new")))
