@@ -36,7 +36,7 @@ from typing import Self
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
-from changefeed.spark.listening import WorkerPort, keep_alive
+from changefeed.spark.listening import WorkerPort, keep_alive, receive
 from sinks.base import Sink, SinkContext
 
 #: Secret, process, job and task.
@@ -346,10 +346,7 @@ class WorkerAdmission:
 
     def _admit(self, connection: socket.socket) -> _Attempt | None:
         connection.settimeout(_HELLO_SECONDS)
-        hello = connection.recv(_HELLO.size, socket.MSG_WAITALL)
-        if len(hello) != _HELLO.size:
-            return None
-        secret, pid, *numbers = _HELLO.unpack(hello)
+        secret, pid, *numbers = _HELLO.unpack(receive(connection, _HELLO.size))
         if not secrets.compare_digest(secret, self._secret):
             return None
         connection.settimeout(None)
@@ -383,13 +380,8 @@ class WorkerAdmission:
 
 def _sized(connection: socket.socket) -> bytes:
     """Receive bytes that follow their size. Raises OSError if the connection ends before."""
-    size = connection.recv(_SIZE.size, socket.MSG_WAITALL)
-    if len(size) == _SIZE.size:
-        (count,) = _SIZE.unpack(size)
-        content = connection.recv(count, socket.MSG_WAITALL) if count else b""
-        if len(content) == count:
-            return content
-    raise ConnectionError("the connection ended in the middle of a result")
+    (count,) = _SIZE.unpack(receive(connection, _SIZE.size))
+    return receive(connection, count)
 
 
 def _over() -> ChangefeedError:

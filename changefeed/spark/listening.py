@@ -1,4 +1,4 @@
-"""A port of this process that workers connect to."""
+"""A port of this process that workers connect to, and what both ends need of a connection."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, seconds in _KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, seconds)
+
+
+def receive(connection: socket.socket, count: int) -> bytes:
+    """Receive so many bytes, however many arrive at a time: ``MSG_WAITALL`` has no effect on a
+    socket with a timeout.
+
+    Raises:
+        OSError: the connection ended before; a timeout passed without a byte.
+    """
+    content = bytearray()
+    while len(content) < count:
+        some = connection.recv(count - len(content))
+        if not some:
+            raise ConnectionError("the connection ended in the middle of a message")
+        content += some
+    return bytes(content)
 
 
 class WorkerPort:

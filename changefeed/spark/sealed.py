@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import lacking
 from changefeed.spark.executors import errors_packed
-from changefeed.spark.listening import WorkerPort
+from changefeed.spark.listening import WorkerPort, receive
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,7 +100,7 @@ def sealed(function: BatchFunction, host: str) -> Iterator[SealedFunction]:
 
     def answer(worker: socket.socket) -> None:
         worker.settimeout(_SECONDS)
-        asked = worker.recv(_PUBLIC + _PROOF, socket.MSG_WAITALL)
+        asked = receive(worker, _PUBLIC + _PROOF)
         public, proof = asked[:_PUBLIC], asked[_PUBLIC:]
         if hmac.compare_digest(proof, _proof(secret, public)):
             worker.sendall(_suite().encrypt(key, X25519PublicKey.from_public_bytes(public), secret))

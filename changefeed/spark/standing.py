@@ -27,7 +27,7 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.spark.executors import errors_packed
 from changefeed.spark.failure import kind_of, pack, unpack
-from changefeed.spark.listening import WorkerPort, keep_alive
+from changefeed.spark.listening import WorkerPort, keep_alive, receive
 from changefeed.spark.progress import driver_host
 from changefeed.spark.sealed import sealed
 
@@ -81,7 +81,7 @@ class _Channel:
         self._connection = connection
         own = os.urandom(_SALT)
         connection.sendall(own)
-        other = _exactly(connection, _SALT)
+        other = receive(connection, _SALT)
         salts = other + own if worker else own + other
         ends = [AESGCM(hmac.digest(key, salts + end, "sha256")) for end in (b"node", b"worker")]
         self._in, self._out = ends if worker else reversed(ends)
@@ -100,23 +100,16 @@ class _Channel:
         """Raises OSError: the connection ended, or the message is not of the other side."""
         from cryptography.exceptions import InvalidTag
 
-        (size,) = _SIZE.unpack(_exactly(self._connection, _SIZE.size))
+        (size,) = _SIZE.unpack(receive(self._connection, _SIZE.size))
         if size > _MOST:
             raise ConnectionError("the message is too large")
-        frame = _exactly(self._connection, size)
+        frame = receive(self._connection, size)
         nonce = self._received.to_bytes(12, "big")
         self._received += 1
         try:
             return self._in.decrypt(nonce, frame, None)
         except InvalidTag:
             raise ConnectionError("the message is not of the other side") from None
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    content = connection.recv(count, socket.MSG_WAITALL)
-    if len(content) != count:
-        raise ConnectionError("the connection ended")
-    return content
 
 
 class StandingWorker:

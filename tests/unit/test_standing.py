@@ -3,6 +3,7 @@ when anything about it is wrong."""
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.spark.listening import receive
 from changefeed.spark.standing import LostWorker, StandingWorker, _Channel, _obey
+from tests.helpers.waiting import until
 
 KEY, SECRET = b"k" * 32, b"a password"
 
@@ -44,6 +47,23 @@ def test_both_sides_understand_each_other() -> None:
             assert worker.receive() == SECRET * n
             worker.send(b"answer %d" % n)
             assert node.receive() == b"answer %d" % n
+
+
+def test_bytes_that_come_in_pieces_are_received_whole_within_a_timeout() -> None:
+    with ExitStack() as stack:
+        near, far = (stack.enter_context(each) for each in socket.socketpair())
+        far.settimeout(60)
+        received: list[bytes] = []
+        near.sendall(b"first ")
+        waiting = threading.Thread(target=lambda: received.append(receive(far, 10)))
+        waiting.start()
+        until(lambda: not select.select([far], [], [], 0)[0], "the first piece is taken")
+        near.sendall(b"last, and more")
+        waiting.join()
+        assert received == [b"first last"]
+        near.close()
+        with pytest.raises(ConnectionError, match="in the middle"):
+            receive(far, 100)
 
 
 def test_nothing_is_sent_in_the_clear_and_nothing_twice_alike() -> None:
