@@ -656,8 +656,9 @@ def _take_turn() -> Select[tuple[str, object]]:
     return select(ends_when_stalled(), func.pg_advisory_xact_lock(literal(_WRITERS, BigInteger)))
 
 
-#: Parameters of connections, unless the URL says otherwise. A server that vanished without a word
-#: is given up soon: a node that waits for its answer misses that there is one again.
+#: Parameters of connections, unless the URL has others. If the server's host or the network fails,
+#: nothing closes a connection: a node would wait for an answer for many minutes, also when the
+#: server is back.
 _PATIENCE = {
     "connect_timeout": "10",
     "tcp_user_timeout": "10000",

@@ -98,7 +98,9 @@ class DeadLetterBox(CatalogPart):
         """
         where = and_(_letter.c.job_id == job_id, named(_letter, name))
         with self._database.write(notify=False) as transaction:
-            found = transaction.execute(select(_letter).where(where)).all()
+            # Without the key and the row, which may be encrypted.
+            known = select(_letter.c.id, _letter.c.retry, _letter.c.position, _letter.c.op)
+            found = transaction.execute(known.where(where)).all()
             over = [
                 row.id
                 for row in found

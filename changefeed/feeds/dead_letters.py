@@ -57,9 +57,12 @@ class LetterKeeper:
         """
         letter = letter_of(schema, row, error)
         of_table, of_feed = self._catalog.dead_letters_kept(self._job_id, letter)
-        told = f"{of_feed:,} rows of the feed were refused, the last one for: {error.message}"
         if of_feed >= self._limit:
-            raise _too_many(f"{told}; its dead_letter_limit is {self._limit:,}", error)
+            raise _too_many(
+                f"{of_feed:,} rows of the feed were refused, the last one for: {error.message}; "
+                f"its dead_letter_limit is {self._limit:,}",
+                error,
+            )
         known = of_table + 1
         if known > LEAST_FOR_SHARE and known > self._share * (delivered + known):
             share = f"{100 * self._share:g}%"

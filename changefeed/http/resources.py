@@ -102,6 +102,10 @@ def _aspect(name: str) -> Maker:
     return lambda given: nodes.ShowChangefeed(_feed(given), name)
 
 
+def _of_letters(kind: type[nodes.RetryDeadLetters | nodes.DiscardDeadLetters]) -> Maker:
+    return lambda given: kind(_feed(given), tuple(given.get("letters") or ()))
+
+
 def _rescan(given: Mapping[str, Any]) -> nodes.Statement:
     tables = tuple(
         nodes.QualifiedName(tuple(name.split("."))) for name in given.get("tables") or ()
@@ -156,7 +160,7 @@ RESOURCES: tuple[Resource, ...] = (
         "POST",
         "/v1/feeds/{name}/dead-letters/retry",
         "Read the rows of dead letters again, of all if none is named.",
-        lambda given: nodes.RetryDeadLetters(_feed(given), tuple(given.get("letters") or ())),
+        _of_letters(nodes.RetryDeadLetters),
         one=True,
         body=_LETTERS,
     ),
@@ -164,7 +168,7 @@ RESOURCES: tuple[Resource, ...] = (
         "POST",
         "/v1/feeds/{name}/dead-letters/discard",
         "Remove dead letters, all if none is named; their rows are not delivered.",
-        lambda given: nodes.DiscardDeadLetters(_feed(given), tuple(given.get("letters") or ())),
+        _of_letters(nodes.DiscardDeadLetters),
         one=True,
         body=_LETTERS,
     ),

@@ -172,8 +172,9 @@ class StreamRequest:
         folder: a folder that is kept as long as the change log, for data that must survive a
             restart (a history of schemas). Its writes must be durable before the flush that needs
             them.
-        term: where several nodes can read the source, the number of the right to do so: a reader
-            with a lower one has lost it, and is to be ended. 0: this node is the only one.
+        term: the token of the lease under which the node reads, where several nodes can: a reader
+            with a lower one has lost its lease, and its session is to be ended. 0: there is one
+            node only.
     """
 
     start: Frontier

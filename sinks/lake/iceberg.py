@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from changefeed.core.spark_sql import literal, quoted
-from changefeed.spark.internals.sessions import core_count, with_settings
+from changefeed.spark.internals.sessions import core_count
 from sinks.lake.place import LakePlace
 from sinks.lake.table import APPLIED, LakeTable, columns_sql, parts_sql, properties_sql
 from sinks.merged.applied import AppliedVersion
@@ -156,12 +156,8 @@ class IcebergTable(LakeTable):
         )
         if rows >= self.spread_rows and self._spreads():
             settings[_DISTRIBUTION] = "none"
-        with_settings(self.session, settings)
-        try:
+        with self.set_for_now(settings):
             super().run(statement, rows)
-        finally:
-            for name in settings:
-                self.session.conf.unset(name)
 
     def _spreads(self) -> bool:
         """Few tasks, and a table without an order of its own: else each task would write a file a

@@ -18,6 +18,7 @@ from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
 from changefeed.core.spark_sql import literal, quoted
 from changefeed.options import History
+from changefeed.spark.internals.sessions import with_settings
 from sinks.lake.place import HADOOP, LakePlace
 from sinks.lake.shape import cannot, fit, wanted
 from sinks.merged.applied import AppliedVersion
@@ -278,9 +279,13 @@ class LakeTable(ABC):
             notes[RESOLVED] = str(upto)
         if applied is not None:
             notes[APPLIED] = str(applied)
-        settings = self.noted(notes, applied)
-        for name, value in settings.items():
-            self.session.conf.set(name, value)
+        with self.set_for_now(self.noted(notes, applied)):
+            yield
+
+    @contextmanager
+    def set_for_now(self, settings: Mapping[str, str]) -> Iterator[None]:
+        """Settings that the session has inside the block."""
+        with_settings(self.session, settings)
         try:
             yield
         finally:

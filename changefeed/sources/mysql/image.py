@@ -283,7 +283,8 @@ def _batch(table: TableSchema, columns: Sequence[int], block: list[Values]) -> p
 
 
 class WorkerSession:
-    """A session that a worker holds with the image, as the node uses it until that has begun.
+    """A session in a worker, through which the node begins its snapshot. The worker keeps it, and
+    reads parts in it.
 
     Raises:
         ChangefeedError: as of :func:`.session.connect`; CF2201 the worker was lost.

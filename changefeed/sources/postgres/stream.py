@@ -63,8 +63,8 @@ GATHER_SECONDS = 0.015
 HASTY_BEAT_SECONDS, HASTY_SECONDS = 0.01, 0.1
 #: Between two looks at a slot that its last reader still holds, seconds.
 SLOT_LOOK_SECONDS = 0.01
-#: Before the number of a reader's term in the name of its session, of which the server keeps 63
-#: bytes; so many characters are of the name in its URI.
+#: The name of a session ends with the number of its reader's lease, after this word. The server
+#: keeps 63 bytes of a name, so few characters of the one in the URI remain.
 _TERM = " lease "
 _NAME_LENGTH = 12
 
@@ -369,15 +369,15 @@ class ReplicationStream:
             self._clock.sleep(RIVAL_LOOK_SECONDS)
 
     def _say_term(self, connection: ReplicationConnection) -> None:
-        """Let the server show in which term we read."""
+        """Put the number of this reader's lease into the name of its session."""
         if self._request.term:
             [(name,)] = connection.query("select current_setting('application_name')")
             shown = f"{name or ''}"[:_NAME_LENGTH] + f"{_TERM}{self._request.term}"
             connection.query(f"set application_name = {literal(shown)}")
 
     def _end_earlier(self, connection: ReplicationConnection, reader: str) -> None:
-        """End a reader that has lost its right to us and does not know: it may be cut off from
-        the state, or stand still."""
+        """End the session of a reader with an earlier lease: its node lost the lease to this one
+        and may not know it, because it is frozen or cut off from the state."""
         if self._request.term:
             connection.query(
                 f"select pg_terminate_backend(pid) from pg_stat_replication where pid = {reader}"
