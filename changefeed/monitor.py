@@ -79,7 +79,6 @@ class StateCollector(Collector):
         rows = CounterMetricFamily("changefeed_emitted_rows", "rows delivered", labels=_LABELS)
         size = CounterMetricFamily("changefeed_emitted_bytes", "bytes delivered", labels=_LABELS)
         refused = gauge("dead_letters", "rows that were refused and are kept as dead letters")
-        letters = self._interpreter.catalog.dead_letter_counts()
         in_trouble = gauge("troubled", "1 when the feed needs attention, whatever the reason")
         troubled = self._interpreter.catalog.troubled_tables()
         for job, shown in feeds:
@@ -91,7 +90,7 @@ class StateCollector(Collector):
             if shown.moves:
                 rate.add_metric(labels, job.rows_per_second)
             tables = troubled.get(job.id, ())
-            refused.add_metric(labels, float(letters.get(job.id, 0)))
+            refused.add_metric(labels, float(shown.letters))
             failed.add_metric(labels, float(sum(t.state is TableState.FAILED for t in tables)))
             if shown.lag is not None and shown.age is not None:
                 behind.add_metric(labels, float(shown.lag))

@@ -56,7 +56,7 @@ class Health:
             gather on purpose; None before anything was delivered, and once the feed has succeeded.
         age: the same with that time.
         gathers: until when changes gather on purpose now; empty if they do not.
-        refused: what there is to say of rows that were refused; empty if there are none.
+        letters: how many dead letters it has.
     """
 
     status: str
@@ -64,7 +64,7 @@ class Health:
     lag: Seconds | None
     age: Seconds | None = None
     gathers: str = ""
-    refused: str = ""
+    letters: int = 0
 
     @property
     def moves(self) -> bool:
@@ -92,13 +92,13 @@ def health(
     failed = [table for table in tables if table.state is TableState.FAILED]
     age = _lag(job, failed, now)
     lag, gathers = (age, "") if failed or not node else _but_on_purpose(job, age, now)
-    refused = _refused(job, letters)
-    says = "; ".join(filter(None, (gathers, refused)))
+    says = "; ".join(filter(None, (gathers, refused_rows(job, letters))))
     status, reason = _status(job, tables, failed, says, node=node, now=now)
-    return Health(status, reason, lag, age, gathers, refused)
+    return Health(status, reason, lag, age, gathers, letters)
 
 
-def _refused(job: Job, letters: int) -> str:
+def refused_rows(job: Job, letters: int) -> str:
+    """What there is to say of a feed's dead letters; empty if there are none."""
     if not letters:
         return ""
     rows = "1 row was" if letters == 1 else f"{letters:,} rows were"
