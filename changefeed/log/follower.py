@@ -15,12 +15,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.durable import write_at
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.log_manifest import MARK_LENGTH, LogManifest, LogNews, TailPart
 from changefeed.core.telemetry import log
 from changefeed.log.copies import Copies, JournalCopy, trim_copies
@@ -119,19 +121,24 @@ class LogFollower:
     def _follow(self) -> None:
         pause = POLL_SECONDS
         trimmed = self._clock.monotonic()
+        failures = FailureCounter(self._clock)
         while not self._clock.wait(self._stop, pause):
             try:
+                if self._clock.monotonic() - trimmed >= TRIM_SECONDS:
+                    trimmed = self._clock.monotonic()
+                    with self._writing():
+                        trim_copies(self.root, self._objects, self._copies)
                 news = self.look()
             except ChangefeedError as error:
                 if self.error is None or self.error.message != error.message:
                     log.warning("log %s: %s %s", self.root, error.code.number, error.message)
                 self.error, pause = error, RETRY_SECONDS
+            except Exception as failure:
+                # Readers wait for this thread, and nothing starts another.
+                self.error, pause = failures.error(f"log {self.root}", failure), RETRY_SECONDS
             else:
                 self.error = None
                 pause = POLL_SECONDS if news else min(pause * 1.2, REST_SECONDS)
-            if self._clock.monotonic() - trimmed >= TRIM_SECONDS:
-                trim_copies(self.root, self._objects, self._copies)
-                trimmed = self._clock.monotonic()
 
     # -- one look -------------------------------------------------------------------------
 
@@ -142,8 +149,13 @@ class LogFollower:
             ChangefeedError: CF6001 the state, CF3007 the store cannot be reached; CF3001 what is
                 registered is not there; CF3004 the directory cannot be written.
         """
-        try:
+        with self._writing():
             return self._look()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise ChangefeedError(
                 Code.LOG_NOT_WRITABLE,

@@ -501,6 +501,54 @@ def test_a_follower_keeps_no_more_copies_than_it_may(shared: Shared) -> None:
         follower.close()
 
 
+def test_a_follower_goes_on_when_a_copy_cannot_be_removed(
+    shared: Shared, caplog: pytest.LogCaptureFixture
+) -> None:
+    with shared.open("one", LogSettings(segment_rows=1)) as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        append(writer, 1_001, 1)
+        root = shared.folder / "follower"
+        root.mkdir()
+        rows = SourceManifest(shared.catalog, SOURCE)
+        lock = lock_log(root)
+        follower = LogFollower(rows, shared.store, root, lock, ManualClock(), copies=0)
+        follower.look()
+        listed = copies.Copies.read(root)
+        assert listed is not None
+        [name] = listed.objects
+        (root / name).mkdir()  # which no unlink removes
+        follower.start()
+        until(lambda: "CF3004" in caplog.text, "it says so")
+        (root / name).rmdir()
+        append(writer, 1_002, 2)
+        with LogReader(root) as reader:
+            until(lambda: reader.refresh() == writer.frontier, "it follows all the same")
+        follower.close()
+
+
+def test_a_follower_outlives_an_error_that_nobody_expects(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shared.open("one") as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        followed = FollowedLogs()
+        follower = followed.open(shared.catalog, SOURCE)
+
+        def fails(*_: object) -> None:
+            raise KeyError("secret")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(shared.catalog), "log_news", fails)
+            until(lambda: follower.error is not None, "it says so")
+            assert follower.error is not None
+            assert follower.error.code is Code.INTERNAL_ERROR
+            assert "secret" not in follower.error.message
+        append(writer, 1_001, 1)
+        with LogReader(follower.root) as reader:
+            until(lambda: reader.refresh() == writer.frontier, "it has the row")
+        followed.close(follower)
+
+
 def test_a_copy_is_whole_where_a_write_takes_a_part(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
