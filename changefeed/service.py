@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import threading
@@ -25,8 +26,10 @@ def node_process(state: str) -> Iterator[Standby]:
     """Prepare this process to be the node of ``state``, as its first step.
 
     Gives a capture process that loads its modules while this process has loaded its own; it ends
-    with the block, unless a node took it.
+    with the block, unless a node took it. On SIGABRT, which a service manager sends to a process
+    that hangs, the stacks of all threads are written to standard error.
     """
+    faulthandler.enable()
     with closing(Standby(state)) as ready:
         with loading():
             from changefeed.app import load_node

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -16,20 +17,50 @@ import psutil
 from changefeed.catalog import Catalog
 
 
-class Host:
-    """A machine with one node of a state; its files are in ``home``. ``within``: the beginning of
-    its command line, which puts the node where it runs, in the same process."""
+#: Seconds until a supervisor starts a node again that has ended.
+RESTART = 1.0
+#: Seconds that a node may take to end in good order: less than service managers give it.
+STOP_SECONDS = 60.0
 
-    def __init__(self, home: Path, state: str, *flags: str, within: Sequence[str] = ()) -> None:
+
+class Host:
+    """A machine with one node of a state; its files are in ``home``.
+
+    Args:
+        within: the beginning of its command line, which puts the node where it runs, in the same
+            process.
+        supervised: a node that ends by itself is started again, as systemd and Kubernetes do.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        state: str,
+        *flags: str,
+        within: Sequence[str] = (),
+        supervised: bool = False,
+    ) -> None:
         self.home = home
         self.state = state
         self._flags = flags
         self._within = within
+        self._supervised = supervised
         self._process: subprocess.Popen[bytes] | None = None
+        #: Set when the node is to end.
+        self._ending = threading.Event()
+        self._supervisor: threading.Thread | None = None
 
     def start(self) -> Host:
         """Start the node."""
         self.home.mkdir(parents=True, exist_ok=True)
+        self._ending = threading.Event()
+        self._run()
+        if self._supervised:
+            self._supervisor = threading.Thread(target=self._supervise, args=(self._ending,))
+            self._supervisor.start()
+        return self
+
+    def _run(self) -> None:
         with (self.home.parent / f"{self.home.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -41,7 +72,16 @@ class Host:
                 stdout=subprocess.DEVNULL,
                 stderr=log,
             )
-        return self
+
+    def _supervise(self, ending: threading.Event) -> None:
+        while not ending.wait(RESTART):
+            if not self.runs:
+                self._run()
+
+    def _end_supervision(self) -> None:
+        self._ending.set()
+        if self._supervisor is not None:
+            self._supervisor.join()
 
     @property
     def pid(self) -> int | None:
@@ -75,6 +115,7 @@ class Host:
 
     def kill(self, *, disk: bool = False) -> None:
         """The machine fails; ``disk``: and nothing that it had is left."""
+        self._end_supervision()
         self._send(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
@@ -93,9 +134,17 @@ class Host:
 
     def stop(self) -> None:
         """End the node in good order."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(60)
+        self._end_supervision()
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)  # it writes its stacks
+            self._process.wait()
+            stacks = self.printed.rpartition("Fatal Python error: Aborted")[2]
+            raise AssertionError(f"{self.home.name} did not end; it was at\n{stacks}") from None
 
 
 @contextmanager

@@ -104,6 +104,7 @@ def nodes_run(
                 place,
                 *flags,
                 within=net.machine(name),
+                supervised=True,
             )
             for name in MACHINES
         ]
