@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -51,6 +52,23 @@ def test_a_service_is_ready_lives_and_stops(manager: socket.socket, tmp_path: Pa
     assert lines[-1]["message"] == "stopped" and {line["level"] for line in lines} == {"INFO"}
     kept = [json.loads(line) for line in (state / "node.log").read_text().splitlines()]
     assert f"state {state}" in kept[0]["message"], "node.log has the form, too"
+
+
+@pytest.mark.extended
+def test_a_node_that_the_manager_aborts_shows_its_stacks(
+    manager: socket.socket, tmp_path: Path
+) -> None:
+    with (tmp_path / "stderr").open("wb") as errors:
+        node = subprocess.Popen(
+            [sys.executable, "-m", "shell", "start", "--state", str(tmp_path / "state")],
+            env={**os.environ, "HOME": str(tmp_path)},
+            stderr=errors,
+        )
+    assert manager.recv(100) == b"READY=1"
+    node.send_signal(signal.SIGABRT)
+    assert node.wait(60) == -signal.SIGABRT
+    said = (tmp_path / "stderr").read_text()
+    assert "serve_until_stopped" in said and "_pulse" in said
 
 
 class Hanging:
