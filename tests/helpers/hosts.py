@@ -16,7 +16,6 @@ import psutil
 
 from changefeed.catalog import Catalog
 
-
 #: Seconds until a supervisor starts a node again that has ended.
 RESTART = 1.0
 #: Seconds that a node may take to end in good order: less than service managers give it.
