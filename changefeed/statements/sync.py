@@ -11,6 +11,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.figures import duration_text
 from changefeed.core.quantities import parse_duration
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.timings import NODE_TTL
 from changefeed.dataset.definition import definition_of, is_definition
 from changefeed.dataset.extracts import last_arrived, name_order, next_extract
 from changefeed.dataset.store import DatasetFolders
@@ -183,6 +184,8 @@ class _SyncWait:
         self.job_id = job.id
         self.begun = begun
         self.seconds = seconds
+        #: When a node was there last, if one was.
+        self._node_at: float | None = None
 
     def until(self, reached: Callable[[], bool]) -> None:
         """Wait for ``reached``; raise when the feed stops moving or time is up."""
@@ -211,7 +214,11 @@ class _SyncWait:
                 hint=hint,
                 span=span,
             )
-        if not self.context.host.node_running():
+        now = self.context.clock.monotonic()
+        if self.context.host.node_running():
+            self._node_at = now
+        elif self._node_at is None or now - self._node_at > NODE_TTL:
+            # No node is heard of for a moment where the state does not answer, or a new one starts.
             raise no_node_runs(job, span)
 
     def _late(self) -> ChangefeedError:

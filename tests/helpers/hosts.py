@@ -141,7 +141,7 @@ class Host:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.send_signal(signal.SIGABRT)  # it writes its stacks
-            self._process.wait()
+            self._process.wait(STOP_SECONDS)
             stacks = self.printed.rpartition("Fatal Python error: Aborted")[2]
             raise AssertionError(f"{self.home.name} did not end; it was at\n{stacks}") from None
 

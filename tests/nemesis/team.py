@@ -192,14 +192,18 @@ class Team(Nodes):
     @contextmanager
     def _frozen(self, name: str) -> Iterator[str]:
         self._machines[name].freeze()
-        yield f"{name} stood still"
-        self._machines[name].thaw()
+        try:
+            yield f"{name} stood still"
+        finally:
+            self._machines[name].thaw()
 
     @contextmanager
     def _cut(self, name: str, to: str) -> Iterator[str]:
         self._network.cut(name, self._services[to])
-        yield f"no link between {name} and the {to}"
-        self._network.mend(name, self._services[to])
+        try:
+            yield f"no link between {name} and the {to}"
+        finally:
+            self._network.mend(name, self._services[to])
 
     @contextmanager
     def _stopped(self, name: str) -> Iterator[str]:
@@ -228,8 +232,10 @@ class Team(Nodes):
     @contextmanager
     def _state_restarted(self, name: str) -> Iterator[str]:
         self._state.kill()
-        yield "the state's server was killed and came again"
-        self._state.start()
+        try:
+            yield "the state's server was killed and came again"
+        finally:
+            self._state.start()
 
     @contextmanager
     def _store_full(self, name: str) -> Iterator[str]:
@@ -241,8 +247,10 @@ class Team(Nodes):
     def _answers(self, name: str, fault: Fault, word: str) -> Iterator[str]:
         assert isinstance(self._store, FaultyProxy)
         self._store.always = fault
-        yield f"the store was {word}"
-        self._store.always = None
+        try:
+            yield f"the store was {word}"
+        finally:
+            self._store.always = None
 
 
 def _during(seconds: float, meanwhile: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from changefeed.core.errors import ChangefeedError, Code, Problems
 from changefeed.core.events import Flush, Frontier
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
-from changefeed.core.timings import Timings
+from changefeed.core.timings import NODE_TTL, Timings
 from changefeed.log import LogSettings, LogWriter
 from changefeed.options import mask_statement
 from changefeed.sources.base import CaptureResult
@@ -589,6 +589,40 @@ def test_sync_ends_when_the_feed_stops(world: World, status: Status) -> None:
     assert [e.code.number for e in errors] == ["CF1301"]
     assert errors[0].message == f'changefeed "f" is {status}: sink refused the data'
     assert "RESUME" in errors[0].hint
+
+
+def test_sync_waits_for_a_node_that_is_not_heard_of_for_a_moment(world: World) -> None:
+    running(world)
+    looks: list[bool] = []
+
+    def place(_source: str, _position: str) -> Timestamp | None:
+        looks.append(world.node.up)
+        world.node.up = len(looks) % 4 == 0
+        if len(looks) == 10:
+            world.catalog.transition(1, Status.PAUSED, reason="x")
+        return None
+
+    interpreter = Interpreter(
+        world.catalog, world.clock, host=world.node, open_source=world.open_source, log_lookup=place
+    )
+    with pytest.raises(ChangefeedError, match="is paused"):
+        interpreter.execute("SYNC CHANGEFEED f", Session())
+    assert not all(looks)
+
+
+def test_sync_ends_when_no_node_runs_any_more(world: World) -> None:
+    running(world)
+
+    def place(_source: str, _position: str) -> Timestamp | None:
+        world.node.up = False
+        world.clock.advance(NODE_TTL)
+        return None
+
+    interpreter = Interpreter(
+        world.catalog, world.clock, host=world.node, open_source=world.open_source, log_lookup=place
+    )
+    with pytest.raises(ChangefeedError, match="no node runs"):
+        interpreter.execute("SYNC CHANGEFEED f", Session())
 
 
 def test_sync_does_not_pass_over_a_failed_table(world: World) -> None:
