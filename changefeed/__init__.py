@@ -6,32 +6,37 @@ public types here (:mod:`changefeed.core.events`, :mod:`changefeed.core.schema`,
 :mod:`changefeed.core.uri`) and a sink is reached only through
 :mod:`sinks.registry`.
 
-Programs use :func:`subscribe`, which returns the changes of a table as Arrow, :func:`attach`, which
-runs the feeds of a state with the program's own Spark session, or
-:mod:`changefeed.spark_source`, which makes them a Spark data source.
+Programs use :func:`connect` or :func:`aconnect` to execute statements (:mod:`changefeed.dbapi`),
+:func:`subscribe`, which returns the changes of a table as Arrow, :func:`attach`, which runs the
+feeds of a state with the program's own Spark session, or :mod:`changefeed.spark_source`, which
+makes them a Spark data source.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from changefeed.core.version import __version__
 
 if TYPE_CHECKING:
     from changefeed.attached_node import attach as attach
+    from changefeed.dbapi import aconnect as aconnect
+    from changefeed.dbapi import connect as connect
     from changefeed.readers.subscription import subscribe as subscribe
 
-__all__ = ["__version__", "attach", "subscribe"]
+__all__ = ["__version__", "aconnect", "attach", "connect", "subscribe"]
+
+_LAZY = {
+    "aconnect": "changefeed.dbapi",
+    "attach": "changefeed.attached_node",
+    "connect": "changefeed.dbapi",
+    "subscribe": "changefeed.readers.subscription",
+}
 
 
 def __getattr__(name: str) -> object:
     """Loaded on use: the shell starts without Arrow."""
-    if name == "subscribe":
-        from changefeed.readers.subscription import subscribe
-
-        return subscribe
-    if name == "attach":
-        from changefeed.attached_node import attach
-
-        return attach
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from changefeed.catalog import Catalog, Job, Status, TableState
 from changefeed.catalog.sealing import STATE_KEY_VARIABLE, require_reference
@@ -79,6 +80,7 @@ from changefeed.statements.values import (
     plain_cell,
 )
 from grammar import nodes
+from grammar.binding import BoundStatement, ParameterValue, bind
 from grammar.parser import parse
 from grammar.printer import to_sql
 from grammar.problems import SyntaxProblem
@@ -152,6 +154,8 @@ LISTING_COLUMNS: dict[str, tuple[str, ...]] = {
     "TABLES": connections.TABLE_COLUMNS,
     "USERS": users.COLUMNS,
 }
+
+R = TypeVar("R")
 
 #: How many expected words a syntax error names.
 SHOWN_EXPECTED = 8
@@ -298,14 +302,23 @@ class Interpreter:
 
     # -- statements -----------------------------------------------------------------------
 
-    def execute(self, statement: str | nodes.Statement, session: Session) -> Result:
-        """Run one statement.
+    def execute(
+        self,
+        statement: str | nodes.Statement,
+        session: Session,
+        parameters: Sequence[ParameterValue] = (),
+    ) -> Result:
+        """Run one statement; ``parameters`` are the values of ``$1``, ``$2``, .. in its text.
 
         Raises:
-            ChangefeedError: CF1001 if the text is not a statement; else the error of the
-            statement. Several problems come together as
+            ChangefeedError: CF1001 if the text is not a statement, or the values do not fit its
+                parameters; else the error of the statement. Several problems come together as
                 :class:`~changefeed.core.errors.Problems`.
         """
+        if isinstance(statement, str) and parameters:
+            bound = _bound(statement, parameters)
+            with _placed(bound):
+                return self.execute(bound.text, session)
         # What errors echo: the same offsets, no secret.
         written = statement if isinstance(statement, str) else to_sql(statement)
         text = mask_statement(written)
@@ -518,14 +531,40 @@ def _sink_scheme(uri: str, schemes: Mapping[str, str]) -> str:
     return schemes.get(rest.lstrip("/").partition("?")[0], "")
 
 
-def parsed_statement(text: str) -> nodes.Statement:
-    """Parse one statement.
+def parsed_statement(text: str, parameters: Sequence[ParameterValue] = ()) -> nodes.Statement:
+    """Parse one statement, with the values of its parameters if there are any.
 
     Raises:
         ChangefeedError: CF1001 with what was expected.
     """
+    if not parameters:
+        return _read(text, parse)
+    bound = _bound(text, parameters)
+    with _placed(bound):
+        return _read(bound.text, parse)
+
+
+def _bound(text: str, parameters: Sequence[ParameterValue]) -> BoundStatement:
+    return _read(text, lambda written: bind(written, parameters))
+
+
+@contextmanager
+def _placed(bound: BoundStatement) -> Iterator[None]:
+    """Errors point into the statement as it was written, with its parameters."""
     try:
-        return parse(text)
+        yield
+    except ChangefeedError as error:
+        shown = mask_statement(bound.written)
+        for each in (*(error.problems if isinstance(error, Problems) else ()), error):
+            if each.span is not None:
+                each.span = Span(*bound.in_written(each.span.start, each.span.end))
+            each.text = shown
+        raise
+
+
+def _read(text: str, reader: Callable[[str], R]) -> R:
+    try:
+        return reader(text)
     except SyntaxProblem as problem:
         expected = list(problem.expected[:SHOWN_EXPECTED])
         more = ", ..." if len(problem.expected) > SHOWN_EXPECTED else ""

@@ -6,7 +6,7 @@
                 |                                     |             |
                 |                                     v             v
                 |                           script.py --> client.py: statements and local commands
-                +--> service.py (start)                     |-- backend.py: the state, a node
+                +--> service.py (start)                     |-- changefeed.backend: a state, a node
                 +--> datasets.py (dataset)                  |-- commands.py, helps.py: \\d, \\h, ..
                                                             |-- render/, streaming.py: results
                                                             '-- diagnostics.py: standard error

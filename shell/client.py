@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from changefeed.backend import Backend
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.loading import loading
 from grammar import nodes
-from shell.backend import Backend
 from shell.diagnostics import Diagnostics
 from shell.exits import Exit, StatementFailure, exit_status
 from shell.render.formats import OutputFormat

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+from changefeed.backend import Backend, LocalBackend, RemoteBackend
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.settings import SparkSettings
-from shell.backend import Backend, RemoteBackend
 from shell.client import Client
 from shell.diagnostics import Diagnostics
 from shell.exits import Exit, ShellExit, StatementFailure, exit_status
@@ -94,7 +94,7 @@ def _there(client: Client) -> bool:
 def _backend(request: Request) -> Backend:
     if request.url is not None:
         return RemoteBackend(request.url, request.token, source=request.source)
-    return Backend(
+    return LocalBackend(
         request.state,
         source=request.source,
         spark=request.spark,

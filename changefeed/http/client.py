@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -22,6 +22,7 @@ from changefeed.core.addresses import names_this_machine
 from changefeed.core.errors import ChangefeedError, Code, Problems
 from changefeed.http.answers import error_of, names_of, result_of, summary_of, table_of
 from changefeed.http.forms import LINES, restore_session, session_form
+from grammar.binding import ParameterValue
 from grammar.printer import name as quoted_name
 from grammar.printer import parts
 
@@ -63,18 +64,28 @@ class RemoteNode:
     def close(self) -> None:
         self._client.close()
 
-    def execute(self, text: str, session: Session, *, endless: bool = False) -> Result:
+    def execute(
+        self,
+        text: str,
+        session: Session,
+        parameters: Sequence[ParameterValue] = (),
+        *,
+        endless: bool = False,
+    ) -> Result:
         """Execute one statement; ``endless`` says that it is a feed without a sink.
 
         Raises:
             ChangefeedError: the error of the statement; CF6001, the node cannot be reached.
         """
+        body = {"statement": text, "session": session_form(session), "display": True}
+        if parameters:
+            body["parameters"] = list(parameters)
         with self._reported():
             response = self._client.send(
                 self._client.build_request(
                     "POST",
                     f"{self.url}/v1/statements",
-                    json={"statement": text, "session": session_form(session), "display": True},
+                    json=body,
                     headers={"Accept": LINES} if endless else {},
                 ),
                 stream=endless,

@@ -107,9 +107,8 @@ def _of_letters(kind: type[nodes.RetryDeadLetters | nodes.DiscardDeadLetters]) -
 
 
 def _rescan(given: Mapping[str, Any]) -> nodes.Statement:
-    tables = tuple(
-        nodes.QualifiedName(tuple(name.split("."))) for name in given.get("tables") or ()
-    )
+    named = given.get("tables") or ()
+    tables = tuple(nodes.QualifiedName(parts(name) or (name,)) for name in named)
     return nodes.AlterChangefeed(_feed(given), (nodes.AlterRescan(tables),))
 
 

@@ -15,6 +15,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.http.events import ONE_FEED, going_on
 from changefeed.http.forms import problem, restore_session, result_form, session_form
 from grammar import nodes
+from grammar.binding import ParameterValue
 from grammar.split import split
 
 #: JSON Schema of the body.
@@ -26,6 +27,11 @@ SCHEMA: dict[str, Any] = {
         "statement": {
             "type": "string",
             "description": "One statement, or several with semicolons between them.",
+        },
+        "parameters": {
+            "type": "array",
+            "items": {"type": ["string", "number", "boolean"]},
+            "description": "The values of $1, $2, .. of one statement.",
         },
         "session": {
             "type": "object",
@@ -51,6 +57,7 @@ class StatementRequest:
     statement: str
     session: dict[str, Any]
     display: bool
+    parameters: tuple[ParameterValue, ...] = ()
 
     @classmethod
     def read(cls, body: Any) -> StatementRequest:
@@ -67,6 +74,11 @@ class StatementRequest:
         statement, session = body.get("statement"), body.get("session", {})
         if not isinstance(statement, str):
             raise _wrong('field "statement" is a text')
+        parameters = body.get("parameters", [])
+        if not isinstance(parameters, list) or not all(
+            isinstance(value, ParameterValue) for value in parameters
+        ):
+            raise _wrong('field "parameters" is a list of texts, numbers, true and false')
         if not isinstance(body.get("display", False), bool):
             raise _wrong('field "display" is true or false')
         heard = session.get("heard", []) if isinstance(session, dict) else None
@@ -77,7 +89,7 @@ class StatementRequest:
             or not all(isinstance(name, str) for name in heard)
         ):
             raise _wrong('field "session" is what an answer had under this name')
-        return cls(statement, session, body.get("display", False))
+        return cls(statement, session, body.get("display", False), tuple(parameters))
 
 
 def _wrong(what: str) -> ChangefeedError:
@@ -118,12 +130,15 @@ class StatementRun:
             raise ChangefeedError(Code.SYNTAX_ERROR, "there is no statement")
         if self.last and len(pieces) > 1:
             raise ChangefeedError(Code.INVALID_OPTION_VALUE, ONE_FEED)
+        if self.asked.parameters and len(pieces) > 1:
+            raise _wrong('field "parameters" goes with one statement')
         for text in pieces:
             yield from self._one(text)
         yield {"session": session_form(self.session)}
 
     def _one(self, text: str) -> Iterator[dict[str, Any]]:
-        parsed = parsed_statement(text)
+        parameters = self.asked.parameters
+        parsed = parsed_statement(text, parameters)
         endless = isinstance(parsed, nodes.CreateChangefeed) and parsed.sink is None
         if endless and not self.streams:
             raise ChangefeedError(
@@ -134,7 +149,7 @@ class StatementRun:
             )
         events = self.last is not None and (endless or self.last != "")
         resumed = going_on(parsed, self.last or "") if events else text
-        result = self.interpreter.execute(resumed, self.session)
+        result = self.interpreter.execute(resumed, self.session, parameters)
         stream = result.stream
         try:
             yield {"result": result_form(result, display=self.asked.display)}

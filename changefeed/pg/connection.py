@@ -368,6 +368,7 @@ class PgConnection:
         kind, name = body.take(1), body.text()
         body.end()
         formats: Sequence[int] = ()
+        values: Sequence[Value] | None = None
         if kind == b"S":
             statement = self._statement(name)
             oids = [oid or TEXT for oid in statement.parameters]
@@ -375,14 +376,14 @@ class PgConnection:
             self._outlet.put(message(b"t", shape))
         elif kind == b"P":
             portal = self._portal(name)
-            statement, formats = portal.statement, portal.formats
+            statement, formats, values = portal.statement, portal.formats, portal.values
         else:
             raise messages.protocol_error("a description is of a statement or a portal")
         if kind == b"P" and statement.kind == "select" and not statement.copies:
             # A query changes nothing: with its parameters its types are known.
             columns = await self._work(lambda: self._begin(portal).columns)
         else:
-            columns = await self._work(lambda: self._session.columns(statement))
+            columns = await self._work(lambda: self._session.columns(statement, values))
         if columns is None:
             self._outlet.put(message(b"n"))
         else:

@@ -15,12 +15,10 @@ from changefeed.pg.messages import PgError
 from changefeed.pg.values import INT8, PgColumn, Value, stored
 from changefeed.pg.variables import Variables
 from grammar import nodes
-from grammar.split import LexemeKind, blank_comments, lexemes, split
+from grammar.binding import ParameterValue, placeholders, substituted
+from grammar.split import blank_comments, split
 
 T = TypeVar("T")
-
-#: Placeholders outside of strings.
-_PLACEHOLDER = re.compile(r"\$([1-9]\d{0,3})\b")
 
 #: ``COPY (statement) TO STDOUT [..]``
 _COPY = re.compile(r"COPY\s*\((?P<inner>.*)\)\s*TO\s+STDOUT\b\s*(?P<options>.*)$", re.I | re.S)
@@ -135,7 +133,7 @@ class PgSession:
             kind = "language"
         if copies and kind not in ("select", "language"):
             raise PgError("0A000", "COPY takes a SELECT, or a statement that has rows")
-        count = max((int(number) for number in _numbers(text)), default=0)
+        count = max(placeholders(text), default=0)
         types = [*oids, *[0] * (count - len(oids))]
         if kind == "select" and 0 in types:
             from changefeed.pg.views import parameter_types
@@ -144,8 +142,11 @@ class PgSession:
             types = [each or found.get(number, 0) for number, each in enumerate(types, 1)]
         return PgStatement(text, start, kind, tuple(types), copies)
 
-    def columns(self, prepared: PgStatement) -> Sequence[PgColumn] | None:
-        """The columns of what a statement will answer; changes nothing.
+    def columns(
+        self, prepared: PgStatement, values: Sequence[Value] | None = None
+    ) -> Sequence[PgColumn] | None:
+        """The columns of what a statement will answer, with its parameters if they are known;
+        changes nothing.
 
         Raises:
             PgError, ChangefeedError: the statement is wrong.
@@ -156,7 +157,7 @@ class PgSession:
             shown = self.variables.shown(prepared.text)
             return None if shown is None else [PgColumn(shown[0])]
         # LIMIT takes no NULL.
-        nothing: list[Value] = [0 if oid == INT8 else None for oid in prepared.parameters]
+        nothing = values or [0 if oid == INT8 else None for oid in prepared.parameters]
         if prepared.kind == "select":
             answer = self._guarded(prepared, lambda: self._select(prepared, nothing))
             answer.close()
@@ -166,7 +167,7 @@ class PgSession:
     def _language_columns(
         self, prepared: PgStatement, values: Sequence[Value]
     ) -> Sequence[PgColumn] | None:
-        parsed = parsed_statement(_filled(prepared.text, values))
+        parsed = parsed_statement(prepared.text, _given(values))
         names = columns_of(parsed)
         if names is None and isinstance(parsed, nodes.Inquiry):
             names = self._interpreter.execute(parsed, self.session).columns
@@ -210,10 +211,10 @@ class PgSession:
     # -- kinds of statements --------------------------------------------------------------
 
     def _language(self, prepared: PgStatement, values: Sequence[Value]) -> Answer:
-        parsed = parsed_statement(_filled(prepared.text, values))
+        given = _given(values)
+        parsed = parsed_statement(prepared.text, given)
         # As text: errors then point into what was written.
-        statement = parsed if values else prepared.text
-        result = self._interpreter.execute(statement, self.session)
+        result = self._interpreter.execute(prepared.text, self.session, given)
         self._changed |= not isinstance(parsed, nodes.Inquiry)
         columns: Sequence[str] = result.columns
         rows: Iterator[Sequence[Value]]
@@ -305,46 +306,11 @@ def _words(statement: nodes.Statement) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(statement).__name__).split()[0].upper()
 
 
-def _open(text: str) -> Iterator[tuple[int, int]]:
-    """The stretches of a text that are in no string, quoted name or comment."""
-    position = 0
-    for lexeme in lexemes(text):
-        if lexeme.kind is not LexemeKind.SEMICOLON:
-            yield position, lexeme.start
-            position = lexeme.end
-    yield position, len(text)
-
-
-def _numbers(text: str) -> Iterator[str]:
-    for start, end in _open(text):
-        yield from _PLACEHOLDER.findall(text[start:end])
-
-
 def _marked(text: str) -> str:
     """The query with ``:p1`` in place of ``$1``: sqlglot takes ``$1,$`` for a quote."""
-    return _substituted(text, lambda found: f":p{found[1]}")
+    return substituted(text, lambda found: f":p{found[1]}")
 
 
-def _filled(text: str, values: Sequence[Value]) -> str:
-    """The statement with its parameters as literals: a string of the language has no escape but
-    the doubled quote."""
-
-    def literal(found: re.Match[str]) -> str:
-        number = int(found[1])
-        if number > len(values):
-            raise PgError("42P02", f"there is no parameter ${number}")
-        value = values[number - 1]
-        if isinstance(value, int | float):
-            return str(value)
-        quoted = ("" if value is None else str(value)).replace("'", "''")
-        return f"'{quoted}'"
-
-    return _substituted(text, literal) if values else text
-
-
-def _substituted(text: str, make: Callable[[re.Match[str]], str]) -> str:
-    parts, position = [], 0
-    for start, end in _open(text):
-        parts += [text[position:start], _PLACEHOLDER.sub(make, text[start:end])]
-        position = end
-    return "".join([*parts, text[position:]])
+def _given(values: Sequence[Value]) -> list[ParameterValue]:
+    """The language has no NULL: an empty text stands for it."""
+    return ["" if value is None else value for value in values]

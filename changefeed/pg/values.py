@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 
 from changefeed.api import Cell
 from changefeed.pg.messages import PgError
+from changefeed.statements.values import COLUMN_KINDS, ColumnKind
 
 BOOL, INT8, INT2, INT4, TEXT, OID = 16, 20, 21, 23, 25, 26
 FLOAT4, FLOAT8, UNKNOWN, VARCHAR, TIMESTAMPTZ, NUMERIC = 700, 701, 705, 1043, 1184, 1700
@@ -29,16 +30,15 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 #: A value as views keep it: what SQLite knows, a list as JSON.
 Value = str | int | float | None
 
-#: Columns that hold something else than text, by name.
-TYPES: dict[str, int] = {
-    **dict.fromkeys(("job_id", "pid", "times", "generation", "max_feeds"), INT8),
-    **dict.fromkeys(("emitted_rows", "emitted_bytes", "rows", "size"), INT8),
-    **dict.fromkeys(("lag", "rows_per_second", "bytes_per_second", "waited"), FLOAT8),
-    **dict.fromkeys(("created", "started", "finished", "modified"), TIMESTAMPTZ),
-    **dict.fromkeys(("time", "last", "at", "expires", "seen"), TIMESTAMPTZ),
-    **dict.fromkeys(("full_table_names", "topics", "captures", "feeds"), TEXTS),
-    **dict.fromkeys(("key", "used_by", "watched_by", "targets", "options"), TEXTS),
+_OIDS = {
+    ColumnKind.INTEGER: INT8,
+    ColumnKind.NUMBER: FLOAT8,
+    ColumnKind.MOMENT: TIMESTAMPTZ,
+    ColumnKind.LIST: TEXTS,
 }
+
+#: Columns that hold something else than text, by name.
+TYPES: dict[str, int] = {name: _OIDS[kind] for name, kind in COLUMN_KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from changefeed.core.figures import count_text, duration_text, size_text
 
 
@@ -63,6 +65,28 @@ class ShownText(str):
 
 #: What a cell of a result can be.
 Cell = str | int | float | Names | None
+
+
+class ColumnKind(StrEnum):
+    """What the cells of a column are to a program."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    NUMBER = "number"
+    MOMENT = "timestamp"
+    LIST = "list"
+
+
+#: Columns of listings that hold something else than text, by name: the same in every listing.
+COLUMN_KINDS: dict[str, ColumnKind] = {
+    **dict.fromkeys(("job_id", "pid", "times", "generation", "max_feeds"), ColumnKind.INTEGER),
+    **dict.fromkeys(("emitted_rows", "emitted_bytes", "rows", "size"), ColumnKind.INTEGER),
+    **dict.fromkeys(("lag", "rows_per_second", "bytes_per_second", "waited"), ColumnKind.NUMBER),
+    **dict.fromkeys(("created", "started", "finished", "modified"), ColumnKind.MOMENT),
+    **dict.fromkeys(("time", "last", "at", "expires", "seen"), ColumnKind.MOMENT),
+    **dict.fromkeys(("full_table_names", "topics", "captures", "feeds"), ColumnKind.LIST),
+    **dict.fromkeys(("key", "used_by", "watched_by", "targets", "options"), ColumnKind.LIST),
+}
 
 
 def plain_cell(cell: Cell) -> str | int | float | list[str] | None:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from changefeed.backend import Backend
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError
-from shell.backend import Backend
 
 if TYPE_CHECKING:
     from changefeed.api import FeedFacts, KnownNames, ShownTable

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from prompt_toolkit.formatted_text import StyleAndTextTuples
 
+from changefeed.backend import Backend
 from changefeed.core.errors import ChangefeedError
 from grammar.help import help_for
 from grammar.split import LexemeKind, is_complete, lexemes
-from shell.backend import Backend
 from shell.render.widths import clip, width, wrap
 
 if TYPE_CHECKING:

@@ -9,11 +9,13 @@ A block whose page and language are in no list here fails the test.
 from __future__ import annotations
 
 import ast
+import asyncio
 import configparser
 import inspect
 import json
 import re
 import shlex
+import textwrap
 import time
 import tomllib
 from base64 import b64encode
@@ -30,6 +32,7 @@ import pytest
 
 import changefeed
 import changefeed.spark_source
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.formats import Format
 from changefeed.core.shapes import Envelope
@@ -52,7 +55,7 @@ from sinks.webhook.client import signature
 from tests.docs.blocks import ROOT, Block, all_blocks, blocks, is_of_a_server
 from tests.docs.planned import PagesWorld, plan
 from tests.golden import message_page
-from tests.golden.world import World
+from tests.golden.world import NOW, World
 from tests.helpers.message_model import table
 from tests.helpers.served import Bench
 from tests.unit.test_protobuf import numbered
@@ -240,6 +243,23 @@ def spark_source(found: list[Block], folder: Path) -> None:
     ]
     words = {word.arg or "": None for word in call.keywords}
     inspect.signature(changefeed.subscribe).bind(*[None for _ in call.args], **words)
+
+
+def python_programs(found: list[Block], folder: Path) -> None:
+    """They run against a node with the feed that they name."""
+    world = World(folder)
+    world.shop()
+    world.run("CREATE CHANGEFEED orders_feed FOR orders INTO 'null://'")
+    world.node.deliver("orders_feed", NOW)
+    world.logs["shop"] = Timestamp(NOW)
+    program, awaited = found
+    with closing(world), Bench(world).server as server:
+        names: dict[str, Any] = {"token": None, "changefeed": changefeed}
+        names["interval_end"] = Timestamp(NOW).datetime()
+        exec(program.text.replace("https://node.example:8443", server.address), names)
+        text = awaited.text.replace("https://node.example:8443", server.address)
+        exec("async def program():\n" + textwrap.indent(text, "    "), names)
+        asyncio.run(names["program"]())
 
 
 def attached_session(found: list[Block], folder: Path) -> None:
@@ -434,6 +454,7 @@ CHECKS: Mapping[tuple[str, str], Check] = {
     ("docs/operating.md", "ini"): service_unit,
     ("docs/shell.md", "json"): shell_error,
     ("docs/pg.md", "psql"): queries_of_a_client,
+    ("docs/python.md", "python"): python_programs,
     ("docs/queries.md", "python"): query_functions,
     ("docs/sink-guide.md", "python"): sink_guide,
     ("docs/sink-guide.md", "toml"): entry_points(sink_registry.GROUP),

@@ -31,6 +31,7 @@ NOUNS = {
     *("CreateChangefeed", "AlterChangefeed", "RenameChangefeed", "PauseChangefeed"),
     *("ResumeChangefeed", "DropChangefeed", "ShowChangefeed", "ShowCreateChangefeed"),
     *("StopFeed", "ScanStopped", "ServerFailed", "WaitInterrupted", "LeaseLost"),
+    "Warning",  # of PEP 249
 }
 #: What everything is a piece of says nothing; and what is no noun at all.
 BARE = {

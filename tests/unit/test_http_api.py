@@ -17,11 +17,12 @@ from openapi_spec_validator import validate
 
 from changefeed.api import Result, Seconds
 from changefeed.core.errors import ChangefeedError, Problems
+from changefeed.core.schema import TableName
 from changefeed.http.answers import error_of, result_of
 from changefeed.http.forms import status_of
 from changefeed.http.resources import FACTS, RESOURCES, Fact
 from shell.diagnostics import error_json
-from tests.golden.world import NOW, SECRETS
+from tests.golden.world import NOW, SECRETS, shape
 from tests.helpers.served import Bench
 from tests.helpers.waiting import until
 
@@ -158,6 +159,38 @@ def test_a_feed_is_steered(bench: Bench) -> None:
     assert (status, body["code"]) == (404, "CF1101")
 
 
+def test_a_table_with_a_dot_in_its_name_is_read_again(bench: Bench) -> None:
+    table = TableName("shop", "public", "Items.of day")
+    bench.world.sources["shop"].schemas[table] = shape(table, {"id": "bigint"}, ["id"])
+    bench.world.run("CREATE CHANGEFEED f FOR orders, public.\"Items.of day\" INTO 'null://'")
+    bench.world.node.deliver("f", NOW)
+    for name in ('public."Items.of day"', '"Items.of day"'):
+        assert bench.json("/v1/feeds/f/rescan", {"tables": [name]})[0] == 200
+    wanted = {t.table.name: t.scan_wanted for t in bench.world.catalog.tables(1)}
+    assert wanted == {"orders": False, "Items.of day": True}
+    assert bench.json("/v1/feeds/f/rescan", {"tables": ["public.Items.of day"]})[0] == 404
+
+
+def test_parameters_are_values_and_names(bench: Bench) -> None:
+    bench.world.run(MADE)
+    shown = bench.run("SHOW CHANGEFEEDS WHERE name = $1 AND job_id < $2", parameters=["f", 1.5])
+    assert [len(result["rows"]) for result in shown[1]["results"]] == [1]
+    hostile = "x'; DROP CHANGEFEED f; --"
+    assert bench.run("SHOW CHANGEFEEDS WHERE name = $1", parameters=[hostile])[0] == 200
+    status, body = bench.run("SHOW\nCHANGEFEED $1", parameters=[hostile])
+    assert (status, body["code"], body["line"]) == (404, "CF1101", 2)
+    assert (body["start"], body["end"]) == (16, 18)
+    assert bench.run("PAUSE CHANGEFEED $1", parameters=["f"])[0] == 200
+    for statement, given in (
+        ("SHOW JOBS LIMIT $1", [None]),
+        ("SHOW JOBS LIMIT $1", {"1": 1}),
+        ("SHOW JOBS LIMIT $1", []),
+        ("SHOW JOBS LIMIT $1; SHOW JOBS", [1]),
+        ("SHOW JOBS", [1]),
+    ):
+        assert bench.run(statement, parameters=given)[0] == 400
+
+
 REFUSED: list[tuple[str, object, dict[str, str], int]] = [
     ("/v1/nothing", None, {}, 404),
     ("/v1/statements", None, {}, 405),
@@ -217,13 +250,13 @@ def test_closing_the_request_cancels_a_statement(bench: Bench) -> None:
     ended = threading.Event()
     waiting = bench.world.interpreter.execute
 
-    def execute(statement: Any, session: Any) -> Result:
+    def execute(statement: Any, session: Any, *_: Any) -> Result:
         try:
             return waiting(statement, session)
         finally:
             ended.set()
 
-    bench.world.interpreter.execute = execute  # type: ignore[method-assign]
+    bench.world.interpreter.execute = execute  # type: ignore[assignment, method-assign]
     bench.world.catalog.save_source_state("shop", position="0/1")
     place = urlsplit(bench.server.address)
     asked = HTTPConnection(str(place.hostname), place.port, timeout=30)
@@ -248,11 +281,11 @@ def test_a_client_that_does_not_read_holds_nothing_for_ever(bench: Bench) -> Non
 
     execute = bench.world.interpreter.execute
 
-    def stream(statement: Any, session: Any) -> Result:
+    def stream(statement: Any, session: Any, *_: Any) -> Result:
         endless = isinstance(statement, str) and statement.startswith("CREATE")
         return Result("stream", stream=rows()) if endless else execute(statement, session)
 
-    bench.world.interpreter.execute = stream  # type: ignore[method-assign]
+    bench.world.interpreter.execute = stream  # type: ignore[assignment, method-assign]
     asked = {"statement": "CREATE CHANGEFEED FOR orders"}
     with bench.serve(streams=1, stalled=0.5, read_timeout=0.5) as bench.server:
         place = urlsplit(bench.server.address)

@@ -103,11 +103,11 @@ def test_rows_of_a_feed_and_where_it_goes_on(bench: Bench) -> None:
     asked: list[str] = []
     rows = [("t", "[1]", "{}", "c"), (None, None, '{"resolved": "17.0000000000"}', "r")]
 
-    def execute(statement: Any, session: Session) -> Result:
+    def execute(statement: Any, session: Session, *_: Any) -> Result:
         asked.append(to_sql(statement))
         return Result("stream", stream=iter(rows))
 
-    bench.world.interpreter.execute = execute  # type: ignore[method-assign]
+    bench.world.interpreter.execute = execute  # type: ignore[assignment, method-assign]
     body = {"statement": "CREATE CHANGEFEED FOR orders WITH updated, initial_scan = 'yes'"}
     with watching(bench, "/v1/statements", body=body) as events:
         told = list(events)

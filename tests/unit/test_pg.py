@@ -95,6 +95,7 @@ def token(world: World, name: str, options: str = "") -> str:
 def test_statements_answer_with_types(open_door: PgServer) -> None:
     with connect(open_door) as client:
         (row,) = client.execute("SHOW CHANGEFEEDS WHERE name = %s", ("f",)).fetchall()
+        assert client.execute("SHOW CHANGEFEED %s TABLES", ("f",)).rowcount == 2
         assert row[0] == 1 and row[11] == ["shop.public.items", "shop.public.orders"]
         assert row[14].isoformat() == "2023-11-14T22:13:20+00:00"
         assert "hunter2" not in str(row)

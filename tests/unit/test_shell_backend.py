@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from changefeed.api import Summary
-from shell.backend import Backend
+from changefeed.backend import LocalBackend
 from shell.repl.toolbar import Watcher, line
 
 
@@ -34,15 +34,15 @@ class FakeApplication:
 def application(monkeypatch: pytest.MonkeyPatch) -> FakeApplication:
     found = FakeApplication()
 
-    def open_it(backend: Backend) -> None:
+    def open_it(backend: LocalBackend) -> None:
         backend._opened = found  # type: ignore[assignment]
 
-    monkeypatch.setattr(Backend, "_open", open_it)
+    monkeypatch.setattr(LocalBackend, "_open", open_it)
     return found
 
 
 def test_a_prompt_takes_over_when_the_node_elsewhere_ends(application: FakeApplication) -> None:
-    backend = Backend("anywhere")
+    backend = LocalBackend("anywhere")
     backend.start(lambda error: pytest.fail(str(error)))
     assert backend._node is not None and backend._node.result(10) is False
     watcher = Watcher(backend, lambda: None)
@@ -57,6 +57,6 @@ def test_a_prompt_takes_over_when_the_node_elsewhere_ends(application: FakeAppli
 
 def test_a_script_starts_no_node(application: FakeApplication) -> None:
     application.elsewhere = False
-    backend = Backend("anywhere")
+    backend = LocalBackend("anywhere")
     assert backend.application is application  # type: ignore[comparison-overlap]
     assert not backend.take_over() and application.starts == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from changefeed.api import Result, Session
+from changefeed.backend import Backend, LocalBackend, RemoteBackend
 from changefeed.core.errors import ChangefeedError
 from changefeed.http.client import RemoteNode
-from shell.backend import Backend, RemoteBackend
+from grammar.binding import ParameterValue
 from shell.cli import cli
 from shell.client import Client
 from shell.commands import run_local
@@ -43,7 +44,7 @@ SHOW CONNECTIONS
 """
 
 
-class _Here(Backend):
+class _Here(LocalBackend):
     """The state of a test."""
 
     def __init__(self, bench: Bench) -> None:
@@ -54,8 +55,8 @@ class _Here(Backend):
     def session(self) -> Session:
         return self.own
 
-    def execute(self, parsed: Any, text: str) -> Result:
-        return self.bench.world.interpreter.execute(text, self.own)
+    def execute(self, parsed: Any, text: str, parameters: Sequence[ParameterValue] = ()) -> Result:
+        return self.bench.world.interpreter.execute(text, self.own, parameters)
 
 
 def output(backend: Backend, script: str, form: OutputFormat) -> tuple[str, str, int]:

@@ -16,10 +16,10 @@ from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
+from changefeed.backend import RemoteBackend
 from changefeed.core.errors import ChangefeedError
 from changefeed.http.client import RemoteNode
 from changefeed.http.server import HttpServer
-from shell.backend import RemoteBackend
 from shell.cli import cli
 from shell.client import Client
 from shell.commands import run_local

@@ -1,10 +1,11 @@
-"""What executes a shell's statements: a state that is opened here, late or in the background, with
-a node when one is needed; or a node elsewhere, over HTTP."""
+"""What executes statements for one client: a state that is opened here, late or in the background,
+with a node when one is needed; or a node elsewhere, over HTTP."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from changefeed.core.loading import loading
 from changefeed.core.uri import redact
 from changefeed.spark.settings import SparkSettings
 from grammar import nodes
+from grammar.binding import ParameterValue
 from grammar.printer import to_sql
 
 if TYPE_CHECKING:
@@ -20,7 +22,101 @@ if TYPE_CHECKING:
     from changefeed.http.client import RemoteNode
 
 
-class Backend:
+class Backend(ABC):
+    """Executes the statements of one client, in a session of its own."""
+
+    def __init__(self, source: str | None) -> None:
+        """``source`` is what ``--source`` names."""
+        self._source = source
+        self._lock = threading.Lock()
+
+    @property
+    @abstractmethod
+    def facts(self) -> PromptFacts:
+        """What a prompt reads besides results."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """What executes the statements, for a person; without secrets."""
+
+    @property
+    @abstractmethod
+    def session(self) -> Session:
+        """The session of this client: what statements leave for later ones."""
+
+    @property
+    @abstractmethod
+    def opened(self) -> bool:
+        """Whether statements can be executed without the wait of a first one."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Look at what ``--state``, ``--url`` and ``--source`` name, also where no statement
+        follows.
+
+        Raises:
+            ChangefeedError: it is not there.
+        """
+
+    @abstractmethod
+    def execute(
+        self, parsed: nodes.Statement, text: str, parameters: Sequence[ParameterValue] = ()
+    ) -> Result:
+        """Execute a statement; ``parsed`` is ``text`` with its ``parameters``.
+
+        Raises:
+            ChangefeedError: it failed, or cannot be executed here.
+        """
+
+    @abstractmethod
+    def about(self) -> list[tuple[str, str]]:
+        """State, node and source for a person."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop what runs here and close the state or the connection."""
+
+    @abstractmethod
+    def start(self, failed: Callable[[Exception], None]) -> None:
+        """See that a node runs, in the background; ``failed`` hears why that cannot be."""
+
+    @abstractmethod
+    def need_node(self) -> None:
+        """See that the feeds run, because a caller waits for one.
+
+        Raises:
+            ChangefeedError: no node can start.
+        """
+
+    # -- as it is where the node is elsewhere ---------------------------------------------
+
+    def source(self) -> str | None:
+        """The source of unqualified table names."""
+        return self.session.source or self.facts.names().source
+
+    def take_over(self) -> bool:
+        """Run the feeds here when the node that a prompt had found elsewhere has ended.
+
+        Returns:
+            Whether this process has become the node just now.
+
+        Raises:
+            ChangefeedError: no node can start.
+        """
+        return False
+
+    @property
+    def here(self) -> bool:
+        """Whether the node is in this process."""
+        return False
+
+    def idle_feeds(self) -> int:
+        """Feeds that would run, once this process has ended, if there were a node."""
+        return 0
+
+
+class LocalBackend(Backend):
     """One state and this process's session on it.
 
     Opening the state loads half a second of modules, a node several more: a prompt does both in
@@ -35,14 +131,18 @@ class Backend:
         spark: SparkSettings | None = None,
         max_memory: int | None = None,
         max_disk: int | None = None,
+        client: str = "shell",
+        must_exist: bool = False,
     ) -> None:
-        """See :class:`changefeed.app.Application`; ``source`` is what ``--source`` names."""
+        """See :class:`changefeed.app.Application`; ``source`` is what ``--source`` names,
+        ``client`` the program that a Session has."""
+        super().__init__(source)
         self.state = state
-        self._source = source
         self._spark = spark
         self._max_memory = max_memory
         self._max_disk = max_disk
-        self._lock = threading.Lock()
+        self._client = client
+        self._must_exist = must_exist
         self._opened: Application | None = None
         self._session: Session | None = None
         self._node: Future[bool] | None = None
@@ -74,8 +174,9 @@ class Backend:
             settings=self._spark,
             max_memory=self._max_memory,
             max_disk=self._max_disk,
+            must_exist=self._must_exist,
         )
-        session = Session()
+        session = Session(client=self._client)
         try:
             if self._source is not None:
                 application.interpreter.use_source(session, self._source)
@@ -91,21 +192,15 @@ class Backend:
 
     @property
     def facts(self) -> PromptFacts:
-        """What a prompt reads besides results."""
+        """See :class:`Backend`, as for all that has no other text here."""
         return self.interpreter
 
     @property
     def where(self) -> str:
-        """What executes the statements, for a person."""
         return f"state {redact(self.state)}"
-
-    def source(self) -> str | None:
-        """The source of unqualified table names."""
-        return self.session.source or self.facts.names().source
 
     @property
     def session(self) -> Session:
-        """The session of this process: what statements leave for later ones."""
         # Opens the state, and with it the session.
         self.interpreter  # noqa: B018
         if self._session is None:
@@ -113,24 +208,15 @@ class Backend:
         return self._session
 
     def check(self) -> None:
-        """Look at what ``--state`` and ``--source`` name, also where no statement follows.
-
-        Raises:
-            ChangefeedError: it is not there.
-        """
         self.session  # noqa: B018
 
-    def execute(self, parsed: nodes.Statement, text: str) -> Result:
-        """Execute a statement in this process's session.
-
-        Raises:
-            ChangefeedError: it failed, or there is no state, or no node can start.
-        """
+    def execute(
+        self, parsed: nodes.Statement, text: str, parameters: Sequence[ParameterValue] = ()
+    ) -> Result:
         self.ready_for(parsed)
-        return self.interpreter.execute(text, self.session)
+        return self.interpreter.execute(text, self.session, parameters)
 
     def about(self) -> list[tuple[str, str]]:
-        """State, node and source for a person."""
         application = self.application
         if application.is_node:
             node = "in this shell"
@@ -140,13 +226,12 @@ class Backend:
 
     @property
     def opened(self) -> bool:
-        """Whether the state is open, so that using it does not wait."""
         return self._opened is not None
 
     # -- the node -------------------------------------------------------------------------
 
     def start(self, failed: Callable[[Exception], None]) -> None:
-        """Open the state and start a node in a thread; ``failed`` hears why that cannot be."""
+        """Open the state and start a node in a thread."""
         self._node = Future()
         self._thread = threading.Thread(
             target=self._start, args=(self._node, failed), name="shell-start", daemon=True
@@ -164,16 +249,8 @@ class Backend:
             failed(error)
 
     def take_over(self) -> bool:
-        """Run the feeds here when the node that a prompt had found elsewhere has ended.
-
-        Does nothing while the node of :meth:`start` is still being started, or where none was.
-
-        Returns:
-            Whether this process has become the node just now.
-
-        Raises:
-            ChangefeedError: no node can start.
-        """
+        """See :class:`Backend`. Does nothing while the node of :meth:`start` is still being
+        started, or where none was."""
         application = self._opened
         if application is None or self._node is None or not self._node.done():
             return False
@@ -187,12 +264,17 @@ class Backend:
         Raises:
             ChangefeedError: the state cannot be opened, or no node can start.
         """
-        application = self.application
+        if self._node is None:
+            if _waits(statement):
+                self.need_node()
+        elif not isinstance(statement, nodes.Inquiry):
+            self._node.result()
+
+    def need_node(self) -> None:
         if self._node is not None:
-            if not isinstance(statement, nodes.Inquiry):
-                self._node.result()
-        elif _waits(statement) and self._alone(application):
-            application.start_node()
+            self._node.result()
+        elif self._alone(self.application):
+            self.application.start_node()
 
     @staticmethod
     def _alone(application: Application) -> bool:
@@ -202,11 +284,9 @@ class Backend:
 
     @property
     def here(self) -> bool:
-        """Whether the node is in this process."""
         return self._opened is not None and self._opened.is_node
 
     def idle_feeds(self) -> int:
-        """Feeds that would run, once this process has ended, if there were a node."""
         if self._opened is None:
             return 0
         active = self._opened.interpreter.summary().active
@@ -214,7 +294,6 @@ class Backend:
         return 0 if elsewhere else active
 
     def close(self) -> None:
-        """Stop what runs here and close the state."""
         if self._thread is not None:
             self._thread.join(30)
         with self._lock:
@@ -224,11 +303,12 @@ class Backend:
 
 
 class RemoteBackend(Backend):
-    """A node elsewhere and this process's session on it; opens no state and starts nothing."""
+    """A node elsewhere and this process's session on it."""
 
     def __init__(self, url: str, token: str, *, source: str | None = None) -> None:
         """``token`` is a user's, or empty; ``source`` is what ``--source`` names."""
-        super().__init__(url, source=source)
+        super().__init__(source)
+        self.url = url
         self._token = token
         self._remote: tuple[RemoteNode, Session] | None = None
 
@@ -239,7 +319,7 @@ class RemoteBackend(Backend):
                     from changefeed.api import Session
                     from changefeed.http.client import RemoteNode
 
-                node, session = RemoteNode(self.state, self._token), Session()
+                node, session = RemoteNode(self.url, self._token), Session()
                 if self._source is not None:
                     node.execute(to_sql(nodes.Use(self._source)), session)
                 self._remote = node, session
@@ -247,43 +327,41 @@ class RemoteBackend(Backend):
 
     @property
     def facts(self) -> PromptFacts:
-        """See :class:`Backend`."""
         return self._connected()[0]
 
     @property
     def where(self) -> str:
-        """See :class:`Backend`."""
-        return f"node {self.state}"
+        return f"node {self.url}"
 
     @property
     def opened(self) -> bool:
-        """Whether statements can be sent, which :meth:`check` sees to before the prompt."""
         return self._remote is not None
 
     @property
     def session(self) -> Session:
-        """The session of this process: it goes with each request."""
+        """See :class:`Backend`: it goes with each request."""
         return self._connected()[1]
 
     def start(self, failed: Callable[[Exception], None]) -> None:
         """Nothing: the node runs already."""
 
+    def need_node(self) -> None:
+        """Nothing: it answers, or the next request fails."""
+
     def check(self) -> None:
-        """Ask the node whether it is there; see :meth:`Backend.check`."""
         self.facts.summary()
 
-    def execute(self, parsed: nodes.Statement, text: str) -> Result:
-        """Execute a statement at the node; see :meth:`Backend.execute`."""
+    def execute(
+        self, parsed: nodes.Statement, text: str, parameters: Sequence[ParameterValue] = ()
+    ) -> Result:
         node, session = self._connected()
         endless = isinstance(parsed, nodes.CreateChangefeed) and parsed.sink is None
-        return node.execute(text, session, endless=endless)
+        return node.execute(text, session, parameters, endless=endless)
 
     def about(self) -> list[tuple[str, str]]:
-        """See :meth:`Backend.about`."""
-        return [("node", self.state), _named_source(self.source())]
+        return [("node", self.url), _named_source(self.source())]
 
     def close(self) -> None:
-        """Close the connection."""
         if self._remote is not None:
             self._remote[0].close()
 
