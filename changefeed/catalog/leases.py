@@ -49,16 +49,21 @@ class Leases(CatalogPart):
         token = self._acquire(_KEYS[Lease], job_id, node, ttl)
         return None if token is None else Lease(job_id, node, token)
 
-    def acquire_source(self, source: str, node: str, ttl: float) -> SourceLease | None:
-        """Take the right to capture a source, as :meth:`acquire_lease` does for a job."""
-        token = self._acquire(_KEYS[SourceLease], source, node, ttl)
+    def acquire_source(
+        self, source: str, node: str, ttl: float, instead_of: str | None = None
+    ) -> SourceLease | None:
+        """Take the right to capture a source, as :meth:`acquire_lease` does for a job; also while
+        ``instead_of`` has it, a node that lives and cannot use it."""
+        token = self._acquire(_KEYS[SourceLease], source, node, ttl, instead_of)
         return None if token is None else SourceLease(source, node, token)
 
-    def _acquire(self, key: Column[Any], of: object, node: str, ttl: float) -> int | None:
+    def _acquire(
+        self, key: Column[Any], of: object, node: str, ttl: float, instead_of: str | None = None
+    ) -> int | None:
         with self._database.write(notify=False, urgent=True) as transaction:
             now = self._shared_now(transaction)
             row = transaction.execute(select(key.table).where(key == of)).one_or_none()
-            if row and row.node not in (None, node) and _lasts(row.expires, now):
+            if row and row.node not in (None, node, instead_of) and _lasts(row.expires, now):
                 holder = find_node(transaction, row.node)
                 if holder is None or not has_ended(holder.pid, holder.host):
                     return None

@@ -20,6 +20,7 @@ from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.core.timings import NODE_TTL, Timings
 from changefeed.log.ledger import HEAD_NAME, LEDGER_NAME
+from changefeed.node.lost_sources import LostSources
 from changefeed.node.placement import FeedPlace, place
 
 #: A source that does not answer is not waited for any longer at the end.
@@ -91,6 +92,7 @@ class NodeSources:
         self._read: dict[str, SourceRuntime] = {}
         self._reconcilers: dict[str, SourceReconciler] = {}
         self._saved_frontiers: dict[str, Frontier] = {}
+        self._lost_elsewhere = LostSources(catalog, clock, timings, changed)
         #: What the captures of all nodes say.
         self._news = CachedRead(catalog.version, catalog.capture_news)
         #: The node that captures each source, and the node that runs each feed, as of :meth:`look`.
@@ -170,6 +172,8 @@ class NodeSources:
             job_id: node for job_id, node in self._catalog.job_holders().items() if node in alive
         }
         news = self._news()
+        others = {name: node for name, node in self._captors.items() if node in nodes}
+        self._lost_elsewhere.look({} if self._draining else others, news)
         for name, runtime in self._read.items():
             if not runtime.log.opened:
                 # It is being filled, which must not hold up the node's loop.
@@ -189,7 +193,8 @@ class NodeSources:
         return set(self._leases) if taken_up else set()
 
     def owned(self, names: Iterable[str]) -> set[str]:
-        """Those of these sources that this node captures; takes those that no node has.
+        """Those of these sources that this node captures; takes those that no node has, or only
+        one that has lost them.
 
         All of them, unless logs are shared: then the state has one node.
         """
@@ -201,11 +206,12 @@ class NodeSources:
             # Each try to take one is a write.
             alive = {node.id for node in self._others}
             for name in free:
-                if self._captors.get(name) not in alive:
-                    self._take(name)
+                lost_by = self._lost_elsewhere.reached(name)
+                if lost_by is not None or self._captors.get(name) not in alive:
+                    self._take(name, lost_by)
         return wanted & self._leases.keys()
 
-    def _take(self, name: str) -> None:
+    def _take(self, name: str, lost_by: str | None = None) -> None:
         layout = StateLayout(Path(self._catalog.directory))
         if name in self._catalog.unmoved_logs() and not (layout.log(name) / LEDGER_NAME).exists():
             self._catalog.save_source_state(
@@ -213,9 +219,11 @@ class NodeSources:
                 error="its change log is on the disk of another node: start that node with --log",
             )
             return
-        lease = self._catalog.acquire_source(name, self._node, self._timings.lease)
+        lease = self._catalog.acquire_source(name, self._node, self._timings.lease, lost_by)
         if lease is None:
             return
+        if lost_by is not None:
+            log.warning("source %s: node %s does not reach it, this one does", name, lost_by)
         # What is here may be older than the log: readers wait until capture has made the copy.
         (layout.log(name) / HEAD_NAME).unlink(missing_ok=True)
         self._leases[name] = lease

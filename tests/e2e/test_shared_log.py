@@ -43,6 +43,8 @@ class Team:
         self, shop: Database, catalog: Catalog, machines: list[Host], folder: Path
     ) -> None:
         self.shop = shop
+        #: Where nodes find the shop.
+        self.source = shop.uri
         self.catalog = catalog
         self.one, self.two = machines
         self.out = folder / "out"
@@ -62,7 +64,7 @@ class Team:
     def create(self) -> None:
         """A table that does not send old rows, and a feed that asks for them."""
         self.shop.execute("create table t (id int primary key, note text)")
-        self.execute(f"CREATE EXTERNAL CONNECTION shop AS '{self.shop.uri}'")
+        self.execute(f"CREATE EXTERNAL CONNECTION shop AS '{self.source}'")
         self.execute(
             f"CREATE CHANGEFEED f FOR TABLE shop.public.t INTO 'file://{self.out}"
             "?flush_interval=0s' WITH resolved = '200ms', updated, diff, row_images = 'store'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -11,9 +12,11 @@ import pytest
 
 from changefeed.catalog import CaptureNews, Catalog, Job, Lease
 from changefeed.catalog.model import JobSpec, TableProgress
-from changefeed.core.clock import ManualClock
+from changefeed.core.clock import ManualClock, Timestamp
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.timings import Timings
+from changefeed.node import lost_sources
 from changefeed.node.sources import NodeSources
 
 LEASE = 3.0
@@ -96,6 +99,90 @@ def test_after_a_silence_of_all_nodes_none_takes_what_others_still_run(two: Two)
     two.beat(1, 2)
     two.clock.advance(1.5)
     assert two.here() == ["one"] and two.sources.owned(["shop"]) == set()
+
+
+class Reached:
+    """In place of sources: ``error``, if one cannot be reached."""
+
+    error: ChangefeedError | None = None
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    def __call__(self, name: str, uri: str) -> Reached:
+        assert (name, uri) == ("shop", "postgresql://h/shop")
+        return self
+
+    def current_position(self) -> str:
+        self.tries += 1
+        if self.error is not None:
+            raise self.error
+        return "1"
+
+    def close(self) -> None:
+        pass
+
+
+UNREACHABLE = ChangefeedError(Code.SOURCE_UNREACHABLE, "no answer")
+
+
+@pytest.fixture
+def lost(two: Two, monkeypatch: pytest.MonkeyPatch) -> Reached:
+    """n2 has lost its source; whether n1 reaches it."""
+    found = Reached()
+    monkeypatch.setattr(lost_sources, "open_source", found)
+    two.catalog.create_connection("shop", "postgresql://h/shop")
+    assert two.source is not None
+    error = (UNREACHABLE.code.number, UNREACHABLE.message, "", "")
+    two.catalog.save_capture_news(two.source, CaptureNews(error=error))
+    return found
+
+
+def pass_by(two: Two, seconds: float) -> set[str]:
+    """Let time pass while both nodes live; returns what n1 captures then."""
+    found: set[str] = set()
+    for _ in range(round(seconds)):
+        two.clock.advance(1.0)
+        two.beat(1, 2)
+        two.here()
+        for thread in threading.enumerate():
+            if thread.name.startswith("reach-"):
+                thread.join()
+        found = two.sources.owned(["shop"])
+    return found
+
+
+def test_a_source_goes_to_a_node_that_reaches_it(two: Two, lost: Reached) -> None:
+    assert pass_by(two, LEASE) == set() and not lost.tries
+    assert pass_by(two, 2) == {"shop"} and lost.tries == 1
+    assert two.catalog.source_holders() == {"shop": "n1"}
+
+
+def test_a_source_that_no_node_reaches_stays(two: Two, lost: Reached) -> None:
+    lost.error = UNREACHABLE
+    assert pass_by(two, 20) == set()
+    assert 1 < lost.tries < 6
+    lost.error = None
+    assert pass_by(two, 6) == {"shop"}
+
+
+def test_a_source_whose_capture_goes_on_stays(two: Two, lost: Reached) -> None:
+    for wall in range(1, 20):
+        two.catalog.save_source_state("shop", frontier=Timestamp(wall))
+        assert pass_by(two, 1) == set()
+    assert not lost.tries
+
+
+def test_the_error_of_a_capture_that_tries_again_comes_and_goes(two: Two, lost: Reached) -> None:
+    assert two.source is not None
+    pass_by(two, 2)
+    two.catalog.save_capture_news(two.source, CaptureNews())
+    assert pass_by(two, 4) == {"shop"}
+
+
+def test_a_node_that_drains_takes_no_lost_source(two: Two, lost: Reached) -> None:
+    two.catalog.drain_node("n1", True)
+    assert pass_by(two, 10) == set() and not lost.tries
 
 
 def test_a_feed_that_only_its_captor_can_run_goes_there(two: Two) -> None:

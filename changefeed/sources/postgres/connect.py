@@ -58,13 +58,15 @@ _NEWER: tuple[tuple[int, str, str], ...] = (
 )
 
 #: Connection parameters that apply unless the URI, its service or the environment says
-#: otherwise. Keepalives find a peer that vanished without a word within about a minute.
+#: otherwise. A peer that vanished without a word is noticed within about a minute.
 _DEFAULTS: Mapping[str, str] = {
     "connect_timeout": "10",
     "application_name": "changefeed",
     "keepalives_idle": "30",
     "keepalives_interval": "10",
     "keepalives_count": "3",
+    # No keepalive is sent while what was sent before is not acknowledged, as a stream's reports.
+    "tcp_user_timeout": "30000",
     # The stream is read fastest from a socket that nothing encrypts; TLS or GSSAPI encrypt where
     # they are asked for.
     "gssencmode": "disable",
