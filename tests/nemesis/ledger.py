@@ -167,8 +167,13 @@ class Ledger:
         return len(self._latest) - 1
 
     def changed(self, name: str) -> int:
-        """Number of the last commit that wrote to a table."""
-        return self._since[name][-1]
+        """Number of the last commit that changed a row of a table: a statement that finds no row
+        leaves nothing in the log."""
+        states, since = self.states[name], self._since[name]
+        for number in range(len(states) - 1, 0, -1):
+            if states[number] != states[number - 1]:
+                return since[number]
+        return since[0]
 
     def moments(self, at: Timestamp) -> range:
         """Numbers of the commits that may have been the last one at or below ``at``."""
