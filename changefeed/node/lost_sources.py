@@ -85,11 +85,7 @@ class LostSources:
 
     def _try(self, name: str, loss: _Loss) -> None:
         try:
-            source = open_source(name, self._catalog.connection(name).uri)
-            try:
-                source.current_position()
-            finally:
-                source.close()
+            open_source(name, self._catalog.connection(name).uri).current_position()
         except ChangefeedError as error:
             if loss.why != error.message:
                 loss.why = error.message
