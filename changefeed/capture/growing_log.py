@@ -70,6 +70,8 @@ class GrowingLog:
         self._wakes = 0
         self._closed = threading.Event()
         self._looking: threading.Thread | None = None
+        #: When the frontier last rose here, by two clocks.
+        self._grew = self._clock.monotonic(), self._clock.now()
         #: Why capture does not write to the log for now, or an empty string.
         self.stalled = ""
 
@@ -126,6 +128,15 @@ class GrowingLog:
                 return None
             return self._log().timestamp_at(position) or self._log().oldest
 
+    def silent_since(self, seconds: float) -> Timestamp | None:
+        """Since when the log has not grown, if that is for longer than ``seconds``.
+
+        That of an idle source grows every second, that of a source whose transaction of an hour
+        ends when it has ended.
+        """
+        monotonic, at = self._grew
+        return at if self._clock.monotonic() - monotonic > seconds else None
+
     def has(self, position: Position) -> bool:
         """Whether the log has every change after a position that its frontier has reached."""
         with self._lock:
@@ -172,9 +183,11 @@ class GrowingLog:
             self._grown.notify_all()
 
     def _refresh(self) -> None:
-        before = self._error
+        before, reached = self._error, self._seen()
         try:
             self._log().refresh()
+            if self._seen() != reached:
+                self._grew = self._clock.monotonic(), self._clock.now()
         except ChangefeedError as error:
             if before is None or before.message != error.message:
                 log.error("log of %s: %s %s", self._name, error.code.number, error.message)

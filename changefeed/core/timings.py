@@ -50,6 +50,7 @@ class Timings:
         retry_first: the pause before a feed that met an error tries again.
         retry_longest: the pauses double up to this one.
         unanswered: a call of a sink that takes longer shows as what the feed waits for.
+        silent: a change log that has not grown for longer shows as what its feeds wait for.
         resume: how long RESUME waits for the feed to begin before it returns with a notice.
         answer: how long a statement waits for the node to carry it out.
     """
@@ -80,5 +81,6 @@ class Timings:
     retry_first: float = 0.5
     retry_longest: float = 30.0
     unanswered: float = 10.0
+    silent: float = 30.0
     resume: float = 10.0
     answer: float = 30.0

@@ -460,9 +460,8 @@ class FeedRunner:
             return True  # it stops now, and the stop may have caused the error
         if error.action is Action.RETRY and self._retry.allows(self._feed.options[RETRY_FOR]):
             pause = self._retry.next_pause()
-            at = Timestamp(self._services.clock.now().wall + int(pause * 1e9)).time_of_day()
-            again = f"attempt {self._retry.attempt}, next try at {at}"
-            self._status.retrying(self._feed, error, again)
+            at = Timestamp(self._services.clock.now().wall + int(pause * 1e9))
+            self._status.retrying(self._feed, error, self._retry.attempt, at)
             self._services.clock.wait(self._called, pause)
             return True
         return not self._ended(error)

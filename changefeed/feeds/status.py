@@ -9,7 +9,7 @@ from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.catalog import Catalog, Job
 from changefeed.catalog.model import Status, TableState
 from changefeed.catalog.sources import concerns
-from changefeed.core.clock import Clock
+from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import Action, ChangefeedError, Code
 from changefeed.core.table_errors import TableError
 from changefeed.core.telemetry import log
@@ -49,6 +49,8 @@ class FeedStatus:
         self._trying = False
         #: Something was delivered since the feed was taken up, or there was nothing to deliver.
         self._begun = False
+        #: While it waits for the next attempt: what to write of it once it has begun.
+        self._next: tuple[Timestamp, str] | None = None
         #: What the feed waits for, and why Spark, without which it delivers nothing, has ended: as
         #: of the last pulse.
         self._waits = ""
@@ -71,12 +73,30 @@ class FeedStatus:
             return
         try:
             back = self._lost is not None and lost is None and not self._trying
-            self._waits, self._lost = waits, lost
+            self._waits, self._lost = waits or self._silent_log(), lost
             shown = self._shown[0] if self._shown is not None else None
             if back or shown in _AT_WORK:
                 self._show_work(feed)
+            elif self._trying:
+                self._show_attempt(feed)
         finally:
             self._lock.release()
+
+    def _silent_log(self) -> str:
+        since = self._source_runtime.log.silent_since(self._timings.silent)
+        if since is None:
+            return ""
+        name = self._source_runtime.name
+        return f"the change log of {name} has not grown since {since.time_of_day()}"
+
+    def _show_attempt(self, feed: Feed) -> None:
+        """Write that the next attempt has begun: it may take as long as a call may wait."""
+        if self._next is None or self._shown is None or self._clock.now() < self._next[0]:
+            return
+        (at, reason), self._next = self._next, None
+        # Neither an event nor a line of the log: nothing is known yet.
+        self._write(feed, Status.RETRYING, f"{reason} since {at.time_of_day()}", None)
+        self._shown = Status.RETRYING, reason
 
     def forget(self) -> None:
         """Write the next status even if it has not changed."""
@@ -158,17 +178,23 @@ class FeedStatus:
         self._write(feed, status, reason, error)
         self._shown = (status, reason)
 
-    def retrying(self, feed: Feed, error: ChangefeedError, again: str) -> None:
-        """Write why the feed waits, and when it retries.
+    def retrying(self, feed: Feed, error: ChangefeedError, attempt: int, at: Timestamp) -> None:
+        """Write why the feed waits after attempt number ``attempt``, and that it retries ``at``.
 
         The status stays until :meth:`works`, because many sinks open without contacting their
         server.
         """
+        with self._lock:
+            self._retrying(feed, error, attempt, at)
+
+    def _retrying(self, feed: Feed, error: ChangefeedError, attempt: int, at: Timestamp) -> None:
         self._trying = True
         shown = explained(error, feed.job)
         over = self._source_runtime.over_limit(feed.job.id)
         also = f"; {over.why}" if over is not None else ""
+        again = f"attempt {attempt}, next try at {at.time_of_day()}"
         self.show(feed, Status.RETRYING, f"{shown.message}; {again}{also}", shown)
+        self._next = at, f"{shown.message}{also}; attempt {attempt + 1} under way"
 
     def works(self, feed: Feed) -> None:
         """Record that the feed delivered, or found that it has nothing to deliver.

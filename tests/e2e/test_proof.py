@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from changefeed.catalog.model import TableProgress
+from changefeed.core.clock import SystemClock, Waitable
 from changefeed.core.sizes import Sizes
 from tests.e2e.test_rescan import tamper
 from tests.e2e.test_warehouse_feeds import Bench, bench
@@ -146,3 +147,26 @@ def test_rows_that_are_written_meanwhile_are_no_difference(bench: Bench) -> None
         writer.join()
     assert set(said(bench)) == {"1 row differs: missing [7]"}
     bench.equal = False
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("bench", ["duckdb"], indirect=True)
+def test_no_more_is_read_in_a_second_than_the_feed_allows(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pauses are as long as what was read asks for, at the source and at the target."""
+    bench.source.execute("insert into t select i, repeat('x', 2000) from generate_series(20, 29) i")
+    pauses: list[float] = []
+    wait = SystemClock.wait
+
+    def counted(clock: SystemClock, waitable: Waitable, seconds: float) -> bool:
+        if threading.current_thread().name != "verify-f":
+            return wait(clock, waitable, seconds)
+        pauses.append(seconds)
+        return wait(clock, waitable, min(seconds, 0.01))
+
+    monkeypatch.setattr(SystemClock, "wait", counted)
+    bench.create("t", ", verify = '1h', verify_max_rate = '1kB'")
+    until(lambda: table(bench).proof.rows == 20)
+    # At least 20 kB of the source's rows and as many of the target's, at 1 kB a second.
+    until(lambda: sum(1 for pause in pauses if pause >= 20) >= 2, "both pauses")

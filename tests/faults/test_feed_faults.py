@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 from changefeed.catalog import Catalog, DesiredStatus, Job, Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import VARIABLE
+from changefeed.core.timings import Timings
 from changefeed.node.node import Node
 from changefeed.spark.session import NodeSpark
 from tests.conftest import PostgresFactory
@@ -87,6 +89,25 @@ def test_capture_dies_again_and_again(
     shop.write(2)
     feeds.sync("f")
     shop.check()
+
+
+@pytest.mark.extended
+def test_a_capture_that_hangs_shows_in_its_feeds(
+    shop: Shop, spark_engine: NodeSpark, tmp_path: Path
+) -> None:
+    with running(tmp_path / "state", spark_engine, timings=Timings(silent=3.0)) as feeds:
+        feeds.connect(shop=shop.db.uri)
+        shop.create(feeds)
+        feeds.sync("f")
+        pid = feeds.node.source_runtime("shop").capture_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            says = "running: the change log of shop has not grown since "
+            until(lambda: job_of(feeds).reason.startswith(says), "SHOW says so")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        until(lambda: job_of(feeds).reason == "running", "it goes on")
 
 
 def test_node_dies_at_every_place(shop: Shop, tmp_path: Path) -> None:

@@ -67,3 +67,22 @@ def test_a_log_that_cannot_be_opened_for_a_while_is_followed_again(tmp_path: Pat
         frontier = log.wait_beyond(Timestamp(1000), 10)
         assert frontier is not None and frontier.at == Timestamp(2000)
         log.close()
+
+
+def test_a_log_says_since_when_it_stands_still(tmp_path: Path) -> None:
+    """Whether the process that writes it tells nothing, or another process writes it."""
+    clock = ManualClock()
+    with LogWriter(tmp_path, LogSettings()) as writer:
+        began, log = clock.now(), GrowingLog("shop", tmp_path, clock)
+        clock.advance(31)
+        assert log.silent_since(30) == began
+        writer.append(flush([], Timestamp(1000), 1))
+        log.refresh()
+        assert log.silent_since(30) is None
+        grew = clock.now()
+        for _ in range(2):
+            clock.advance(20)
+            log.refresh()
+        assert log.silent_since(30) == grew
+        log.close()
+        log.release()

@@ -47,6 +47,7 @@ class Source:
         self.problems: dict[TableName, ChangefeedError] = {}
         self.gaps: dict[TableName, object] = {}
         self.woken = 0
+        self.since: Timestamp | None = None
         self.over: OverLimit | None = None
         self.log = self.tables = self
 
@@ -55,6 +56,9 @@ class Source:
 
     def begin_feed(self, job_id: int) -> None:
         self.over = None
+
+    def silent_since(self, seconds: float) -> Timestamp | None:
+        return self.since
 
     def wake(self) -> None:
         self.woken += 1
@@ -724,6 +728,38 @@ def test_a_feed_is_starting_until_its_first_round_is_delivered(bench: Bench) -> 
     assert bench.job.reason == "running: the brokers do not acknowledge"
     status.pulse(feed, "", None)
     assert (bench.job.status, bench.job.reason) == (Status.RUNNING, "running")
+
+
+def test_a_log_that_stands_still_shows_as_what_its_feeds_wait_for(bench: Bench) -> None:
+    """A capture process that hangs, or is stopped, ends with no error."""
+    bench.done(7)
+    status, feed = cast(Any, bench.runner)._status, bench.runner._feed
+    status.begin(feed)
+    status.works(feed)
+    bench.source.since = Timestamp(wall=(10 * 3600 + 62) * 10**9)
+    status.pulse(feed, "", None)
+    still = "running: the change log of shop has not grown since 10:01:02 UTC"
+    assert (bench.job.status, bench.job.reason) == (Status.RUNNING, still)
+    status.pulse(feed, "the brokers do not acknowledge", None)
+    assert bench.job.reason == "running: the brokers do not acknowledge"
+    bench.source.since = None
+    status.pulse(feed, "", None)
+    assert bench.job.reason == "running"
+
+
+def test_an_attempt_that_has_begun_is_no_next_one(bench: Bench) -> None:
+    """A call of a sink that is away may wait for long."""
+    assert bench.goes_on()
+    status, feed = cast(Any, bench.runner)._status, bench.runner._feed
+    bench.catalog.record_event(bench.job.id, "notice", "the attempt begins")
+    assert "the sink is away (null://); attempt 1, next try at " in bench.job.reason
+    bench.clock.advance(LONG)
+    status.pulse(feed, "", None)
+    assert "the sink is away (null://); attempt 2 under way since " in bench.job.reason
+    assert (bench.job.status, bench.job.error_code) == (Status.RETRYING, "CF5001")
+    assert bench.catalog.events(bench.job.id)[0].text == "the attempt begins"
+    assert bench.goes_on()
+    assert "the sink is away (null://); attempt 2, next try at " in bench.job.reason
 
 
 def test_the_status_of_a_feed_that_is_being_written_holds_nobody_up(
