@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from changefeed.api import ClientRow, FeedPlan, Interpreter, Result
 from changefeed.catalog import Catalog
+from changefeed.core.clock import SYSTEM_CLOCK
 from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import require_spark
@@ -23,6 +24,7 @@ from changefeed.spark.settings import SparkSettings
 from changefeed.statements.inquiry import NodeInquiry
 
 if TYPE_CHECKING:
+    from changefeed.alerts.watch import AlertWatch
     from changefeed.capture.standby import Standby
     from changefeed.core.node_lock import NodeLock
     from changefeed.core.schema import TableSchema
@@ -44,6 +46,17 @@ def load_node() -> None:
 
     keep_pandas_out()
     import_module("changefeed.node.node")
+
+
+def try_alert(uri: str) -> str:
+    """Send a test alert; returns the place that took it.
+
+    Raises:
+        ChangefeedError: as :func:`changefeed.alerts.channels.try_channel`.
+    """
+    from changefeed.alerts.channels import try_channel
+
+    return try_channel(uri, SYSTEM_CLOCK)
 
 
 class Application:
@@ -231,6 +244,29 @@ class Application:
         logins = login or tls is not None
         self._note_no_user(logins)
         return PgServer(host, port, self.interpreter, tls=tls, logins=logins)
+
+    def alerts(self, uris: Sequence[str]) -> AlertWatch:
+        """The thread that sends alerts to ``uris``, to be entered. Of the nodes of a state the one
+        that has run for longest sends them.
+
+        Raises:
+            ChangefeedError: as :func:`changefeed.alerts.channels.channel`.
+        """
+        from changefeed.alerts.channels import channel
+        from changefeed.alerts.watch import AlertWatch
+        from changefeed.monitor import StateCollector
+
+        def leads() -> bool:
+            alive = self.catalog.live_nodes()
+            return self._node is not None and bool(alive) and alive[0].id == self._node.id
+
+        return AlertWatch(
+            [channel(uri) for uri in uris],
+            StateCollector(self.interpreter).collect,
+            lambda: {job.name: shown.reason for job, shown in self.interpreter.health()},
+            leads,
+            self.interpreter.clock,
+        )
 
     def _note_no_user(self, logins: bool) -> None:
         if logins and not self.catalog.users():

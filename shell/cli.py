@@ -440,6 +440,15 @@ def _address(
     "--http-login", is_flag=True, help="Ask for the token of a user on this machine, too."
 )
 @click.option(
+    "--alert",
+    "alerts",
+    multiple=True,
+    metavar="URI",
+    envvar="CHANGEFEED_ALERT",
+    help="Send alerts there: webhook-https://HOST/PATH (Alertmanager's format, or Slack's), "
+    "smtp://HOST?from=..&to=.. or smtps://. changefeed alert URI tries it.",
+)
+@click.option(
     "--log-format",
     type=click.Choice([form.value for form in LogFormat]),
     default=LogFormat.TEXT.value,
@@ -466,6 +475,7 @@ def start(
     http_cert: str | None,
     http_key: str | None,
     http_login: bool,
+    alerts: tuple[str, ...],
     log_format: str,
 ) -> None:
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
@@ -492,8 +502,19 @@ def start(
             log_format=LogFormat(log_format),
             max_copies=max_copies,
             max_feeds=max_feeds,
+            alerts=alerts,
         )
     )
+
+
+@cli.command()
+@click.argument("uri")
+def alert(uri: str) -> None:
+    """Send a test alert to URI, as changefeed start --alert URI sends those of the feeds."""
+    with loading():
+        from changefeed.app import try_alert
+
+    click.echo(f"{try_alert(uri)} took the test alert")
 
 
 @cli.command()

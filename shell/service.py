@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -40,12 +40,13 @@ def serve(
     log_format: LogFormat = LogFormat.TEXT,
     max_copies: int | None = None,
     max_feeds: int | None = None,
+    alerts: Sequence[str] = (),
 ) -> Exit:
     """Run the feeds of a state; returns after a clean stop.
 
     ``http`` is where the status page, metrics and health are served, ``pg`` where PostgreSQL's
-    protocol is; ``log_format`` is that of the lines on standard error and in node.log; the others
-    are those of :class:`~changefeed.app.Application`.
+    protocol is; ``log_format`` is that of the lines on standard error and in node.log; ``alerts``
+    are the URIs that alerts go to; the others are those of :class:`~changefeed.app.Application`.
 
     Raises:
         ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
@@ -80,6 +81,8 @@ def serve(
         if pg is not None:
             door = stack.enter_context(application.pg(pg.host, pg.port, tls=pg.tls, login=pg.login))
             logger.info("PostgreSQL's protocol at %s", door.address)
+        if alerts:
+            stack.enter_context(application.alerts(alerts))
         serve_until_stopped(application, stopping)
         logger.info("stopping: feeds keep their position and continue at the next start")
     return Exit.OK

@@ -1,0 +1,105 @@
+"""The thread of a node that looks for alerts and sends them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from prometheus_client.core import Metric
+
+from changefeed.alerts.book import Alert, AlertBook
+from changefeed.alerts.channels import Channel
+from changefeed.alerts.rules import findings
+from changefeed.core.clock import Clock
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.internal_errors import FailureCounter
+from changefeed.core.telemetry import log
+
+#: Seconds between two looks; a channel gets one message at most for each.
+EVERY: Final = 15.0
+#: How long a request on its way may hold up the end of the node, seconds.
+STOP_SECONDS: Final = 5.0
+#: The most alerts that wait for a channel that does not answer; the oldest of more are dropped.
+MOST: Final = 1000
+
+
+class AlertWatch:
+    """Looks for alerts until it is left, and sends them; to be entered."""
+
+    def __init__(
+        self,
+        channels: Sequence[Channel],
+        metrics: Callable[[], Iterable[Metric]],
+        reasons: Callable[[], dict[str, str]],
+        leads: Callable[[], bool],
+        clock: Clock,
+        every: float = EVERY,
+    ) -> None:
+        """
+        Args:
+            metrics: the metrics of the node now.
+            reasons: what SHOW CHANGEFEEDS says of each feed, by its name.
+            leads: whether this node is the one that sends, of all nodes of the state.
+            every: seconds between two looks.
+        """
+        self._metrics = metrics
+        self._reasons = reasons
+        self._leads = leads
+        self._clock = clock
+        self._every = every
+        self._failures = FailureCounter(clock)
+        self._book = AlertBook()
+        self._waiting: dict[Channel, list[Alert]] = {channel: [] for channel in channels}
+        self._troubles: dict[Channel, str] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
+
+    def __enter__(self) -> AlertWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stopping.set()
+        self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        while not self._clock.wait(self._stopping, self._every):
+            with self._failures.survived("alerts"):
+                self.turn()
+
+    def turn(self) -> None:
+        """Look once, and send what there is to say.
+
+        Raises:
+            ChangefeedError: the state cannot be read.
+        """
+        if not self._leads():
+            self._book = AlertBook()
+            return
+        now = self._clock.now().wall
+        said = self._book.look(findings(self._metrics()), self._clock.monotonic(), now)
+        if said:
+            reasons = self._reasons()
+            said = [
+                replace(alert, reason=reasons.get(dict(alert.finding.labels).get("feed", ""), ""))
+                for alert in said
+            ]
+        for channel, waiting in self._waiting.items():
+            waiting += said
+            del waiting[:-MOST]
+            if waiting:
+                self._send(channel, waiting)
+
+    def _send(self, channel: Channel, waiting: list[Alert]) -> None:
+        try:
+            channel.send(waiting, socket.gethostname())
+        except ChangefeedError as error:
+            if self._troubles.get(channel) != error.message:
+                self._troubles[channel] = error.message
+                log.warning("alerts: %s %s", error.code.number, error.message)
+        else:
+            self._troubles.pop(channel, None)
+            waiting.clear()
