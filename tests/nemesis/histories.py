@@ -19,9 +19,9 @@ import pymysql
 from tests.services.mysql import BinlogServer
 from tests.services.postgres import Database
 
-#: Statements of a history, and between two looks of the judge.
-STATEMENTS = int(os.environ.get("CHANGEFEED_HISTORY_STATEMENTS", "36"))
-LOOK_EVERY = 12
+#: Statements of a history, and steps of it between two looks of the judge.
+STATEMENTS = int(os.environ.get("CHANGEFEED_HISTORY_STATEMENTS", "100"))
+LOOK_EVERY = int(os.environ.get("CHANGEFEED_HISTORY_LOOK_EVERY", "12"))
 
 Row = tuple[object, ...]
 
@@ -39,6 +39,11 @@ class Server(ABC):
     def __init__(self) -> None:
         self.done: list[str] = []
         self.refused = 0
+
+    @property
+    def count(self) -> int:
+        """Statements that ran or were refused."""
+        return len(self.done) - self.refused
 
     @property
     @abstractmethod

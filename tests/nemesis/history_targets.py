@@ -21,7 +21,6 @@ from pathlib import Path
 
 import duckdb
 import psycopg
-from pyspark.errors import PySparkException
 
 from changefeed.catalog.model import TableState
 from changefeed.core.errors import ChangefeedError, Code
@@ -35,8 +34,12 @@ from tests.services.postgres import Database
 
 #: Seconds within which rows that moved without row events must have been noticed.
 NOTICE_SECONDS = 25.0
+#: Seconds after which a feed that gets no further hangs, on a busy machine.
+STILL_SECONDS = 300.0
 #: Rows of a difference that are shown.
 _SHOWN = 3
+#: What the hint about a table without transactions asks for.
+_ENGINE = re.compile(r"ALTER TABLE \S+ ENGINE = InnoDB")
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?")
 
 
@@ -89,8 +92,8 @@ class TableCopy(Copy):
         names, wanted = ", ".join(columns), {plain(row) for row in rows}
         try:
             found = {plain(row) for row in self.query(f"SELECT {names} FROM {self.place(table)}")}
-        except (duckdb.Error, psycopg.Error, PySparkException) as error:
-            return str(error).splitlines()[0]
+        except (duckdb.Error, psycopg.Error, ChangefeedError) as error:
+            return str(error.__cause__ or error).splitlines()[0]  # our Spark names a class only
         return _shown(names, wanted - found, found - wanted)
 
 
@@ -209,10 +212,22 @@ def _take(last: dict[str, Mapping[str, object]], message: Message) -> None:
 
 
 class Judge:
-    """Compares the tables of a server with the copies that feeds keep of them."""
+    """Compares the tables of a server with the copies that feeds keep of them.
 
-    def __init__(self, server: Server, service: Service, copies: Sequence[Copy]) -> None:
+    Args:
+        server, service, copies: whose tables, by which node, to where.
+        still: seconds after which a feed that gets no further hangs.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        service: Service,
+        copies: Sequence[Copy],
+        still: float = STILL_SECONDS,
+    ) -> None:
         self._server, self._service, self._copies = server, service, copies
+        self._still = still
         #: What the feeds reported of tables that failed, in order.
         self.failures: list[str] = []
         self._last: dict[tuple[str, str], str] = {}
@@ -224,7 +239,7 @@ class Judge:
                 self._sync(copy)
                 failed = self._failed(copy)
                 for table, error in failed.items():
-                    self._help(copy, table, error)
+                    self.help(copy, table, error)
                 if not failed:
                     break
         deadline = time.monotonic() + NOTICE_SECONDS
@@ -251,7 +266,7 @@ class Judge:
                     found[f"{copy.feed} {table}"] = text
         return found
 
-    def _help(self, copy: Copy, table: str, reported: str) -> None:
+    def help(self, copy: Copy, table: str, reported: str) -> None:
         """What the hints ask for: the table is read again; if that was in vain, made again."""
         self.failures.append(f"{copy.feed} {table}: {reported}")
         name = f"{self._server.schema}.{table}"
@@ -263,26 +278,53 @@ class Judge:
             return
         self._service.execute(f"ALTER CHANGEFEED {copy.feed} DROP {name}")
         copy.remove(table)
-        add = f"ALTER CHANGEFEED {copy.feed} ADD {name}"
-        try:
-            self._service.execute(add)
-        except ChangefeedError as error:
-            if error.code is not Code.SOURCE_NOT_SET_UP:
-                raise
-            # The history took its key away.
-            self._server.run(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
-            self._service.execute(add)
+        self._add(copy, table)
         del self._last[copy.feed, table]
 
+    def _add(self, copy: Copy, table: str) -> None:
+        """Add a table to a feed, from whose key or engine the history may have made another."""
+        mended: set[str] = set()
+        while True:
+            try:
+                self._service.execute(
+                    f"ALTER CHANGEFEED {copy.feed} ADD {self._server.schema}.{table}"
+                )
+                return
+            except ChangefeedError as error:
+                hinted = _ENGINE.search(error.hint)
+                mend = hinted[0] if hinted else f"ALTER TABLE {table} ADD PRIMARY KEY (id)"
+                if error.code is not Code.SOURCE_NOT_SET_UP or mend in mended:
+                    raise
+                self._server.run(mend)
+                mended.add(mend)
+
     def _sync(self, copy: Copy) -> None:
-        try:
-            self._service.sync(copy.feed)
-        except ChangefeedError as error:
-            if not self._failed(copy):
+        """Wait while the feed gets on, however slow the machine is."""
+        before = self._progress(copy)
+        while True:
+            try:
+                self._service.sync(copy.feed, self._still)
+                return
+            except ChangefeedError as error:
+                if self._failed(copy):
+                    return
+                now = self._progress(copy)
+                if error.code is Code.TIMED_OUT and now != before:
+                    before = now
+                    continue
                 history = ";\n".join(self._server.done[-40:])
                 raise AssertionError(
-                    f"{error}\n{self._service.last_words()}\n{history}\n{self._said(copy)}"
+                    f"{error}\n{now}\n{self._service.last_words()}\n{history}\n"
+                    f"{self._said(copy)}\n{self._service.stacks()}"
                 ) from error
+
+    def _progress(self, copy: Copy) -> object:
+        """What changes while a feed gets on."""
+        job = self._service.job(copy.feed)
+        tables = self._service.catalog.tables(job.id)
+        return job.high_water, [
+            (t.table.name, t.state, t.done_upto, t.scan_rows, t.emitted_rows) for t in tables
+        ]
 
     def _failed(self, copy: Copy) -> dict[str, str]:
         job = self._service.job(copy.feed)

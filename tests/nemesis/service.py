@@ -168,6 +168,17 @@ class Service(Nodes):
     def last_words(self, lines: int = 60) -> str:
         return last_lines([self.layout.node_log, self._output], lines)
 
+    def stacks(self) -> str:
+        """Where each thread of the node was; it is aborted for that, and another one goes on."""
+        if self._process is None or not self.running:
+            return f"the node is gone, exit status {self.exit_status}"
+        before = self._output.stat().st_size
+        self._process.send_signal(signal.SIGABRT)
+        self._process.wait(60)
+        said = self._output.read_bytes()[before:].decode(errors="replace")
+        self.start()
+        return said
+
 
 def kill_child(children: Iterable[psutil.Process], part: str) -> bool:
     """kill -9 of the ``capture`` or the ``jvm`` among them; whether there was one."""

@@ -1,8 +1,11 @@
 """Whatever a source's owners do to its tables: the copies are equal, or their feeds have said that
 not.
 
+Each history has copies in DuckDB, PostgreSQL, Kafka and Delta. A node mostly waits, so a few
+histories of a source run beside each other, with one node for all of them.
+
 ``CHANGEFEED_SEED`` names the history to run, and ``CHANGEFEED_HISTORIES`` how many from there on.
-Without a seed a fixed history runs.
+Without a seed a fixed history of each source runs.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -34,110 +38,126 @@ from tests.nemesis.history_targets import (
 from tests.nemesis.service import Service
 from tests.services.kafka import KafkaBroker
 from tests.services.mysql import BinlogServer
-from tests.services.postgres import Database, PostgresCluster
+from tests.services.postgres import PostgresCluster
 
-pytestmark = [pytest.mark.nemesis, pytest.mark.e2e, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.nemesis, pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 COUNT = int(os.environ.get("CHANGEFEED_HISTORIES", "1"))
 FIRST = int(os.environ.get("CHANGEFEED_SEED", "0"))
 SEEDS = range(FIRST, FIRST + COUNT) if FIRST else range(101, 102)
+#: Histories of a source beside each other.
+AT_ONCE = int(os.environ.get("CHANGEFEED_HISTORIES_AT_ONCE", "3"))
+#: A history has few rows of many shapes, for each of which Spark would compile code.
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+KINDS = ("postgresql", "mariadb", "mysql8")
 
 
 class Bench:
     """A node, and what its feeds write to."""
 
-    def __init__(self, folder: Path, targets: PostgresCluster, kafka: KafkaBroker) -> None:
-        self.service = Service(folder / "state", spark=("--engine", "driver"))
-        self._folder, self._targets, self._kafka = folder, targets, kafka
+    def __init__(
+        self, folder: Path, targets: PostgresCluster, kafka: KafkaBroker, spark: NodeSpark
+    ) -> None:
+        flags = [f"--conf={name}={value}" for name, value in INTERPRETED.items()]
+        self.service = Service(folder / "state", spark=("--engine", "driver", *flags))
+        self._folder, self._targets, self._kafka, self._spark = folder, targets, kafka, spark
 
-    def prove(self, server: Server, seed: int) -> None:
-        """Run a history with copies of its tables in DuckDB, PostgreSQL and Kafka."""
-        name = _name(server, seed)
+    def prove(self, server: Server, seed: int) -> str:
+        """Run a history with copies of its tables in every target; what there is to say of it."""
+        name = f"h{seed}_{server.schema}".replace("public", "pg")
         with self._targets.database() as target:
-            self._prove(
+            return self._prove(
                 server,
                 seed,
                 DuckDBCopy(f"{name}_d", self._folder / f"{name}.duckdb"),
                 PostgreSQLCopy(f"{name}_p", target),
                 KafkaCopy(f"{name}_m", self._kafka, f"{name}_"),
+                DeltaCopy(f"{name}_l", self._folder / name, self._spark),
             )
 
-    def prove_delta(self, server: Server, seed: int, spark: NodeSpark) -> None:
-        """Run a history with a copy of its tables in Delta tables, which ``spark`` reads."""
-        name = _name(server, seed)
-        self._prove(server, seed, DeltaCopy(f"{name}_l", self._folder / name, spark))
-
-    def _prove(self, server: Server, seed: int, *copies: Copy) -> None:
-        print(f"CHANGEFEED_SEED={seed}")
+    def _prove(self, server: Server, seed: int, *copies: Copy) -> str:
         execute, name = self.service.execute, copies[0].feed
         execute(f"CREATE EXTERNAL CONNECTION {name} AS '{server.uri}'")
         tables = ", ".join(f"{name}.{server.schema}.{table}" for table in server.tables)
-        for copy in copies:
-            execute(f"CREATE CHANGEFEED {copy.feed} FOR {tables} INTO '{copy.uri}'")
+        made: list[Copy] = []
         try:
-            self._run(History(server, random.Random(seed)), Judge(server, self.service, copies))
-        finally:
             for copy in copies:
+                execute(f"CREATE CHANGEFEED {copy.feed} FOR {tables} INTO '{copy.uri}'")
+                made.append(copy)
+            judge = Judge(server, self.service, copies)
+            self._run(History(server, random.Random(seed)), judge)
+        finally:
+            for copy in made:
                 execute(f"DROP CHANGEFEED {copy.feed}")
+        done = f"CHANGEFEED_SEED={seed}: {server.count} statements, {server.refused} refused"
+        return "\n  ".join((done, *judge.failures))
 
     def _run(self, history: History, judge: Judge) -> None:
-        for number in range(1, STATEMENTS + 1):
+        steps, enough = 0, history.server.count + STATEMENTS
+        while history.server.count < enough:
             history.step()
-            if number % LOOK_EVERY == 0:
+            steps += 1
+            if steps % LOOK_EVERY == 0:
                 judge.look()
         judge.look()
-        done, refused = len(history.server.done), history.server.refused
-        print(f"{done} statements, {refused} refused, failures:", *judge.failures, sep="\n  ")
-
-
-def _name(server: Server, seed: int) -> str:
-    return f"h{seed}_{server.schema}".replace("public", "pg")
 
 
 @pytest.fixture(scope="module")
 def bench(
     postgres_server: Callable[..., PostgresCluster],
     kafka: KafkaBroker,
+    spark_engine: NodeSpark,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Bench]:
-    made = Bench(tmp_path_factory.mktemp("histories"), postgres_server(), kafka)
+    folder = tmp_path_factory.mktemp("histories")
+    made = Bench(folder, postgres_server(), kafka, spark_engine)
     made.service.start()
+    with spark_engine.use(packs=("delta",)) as session:  # whose conf outlasts this block
+        for name, value in INTERPRETED.items():
+            session.conf.set(name, value)
     yield made
     made.service.close()
+    with spark_engine.use(packs=("delta",)) as session:
+        for name in INTERPRETED:
+            session.conf.unset(name)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_copies_of_postgresql_follow_any_history(
-    seed: int, postgres: Database, bench: Bench
-) -> None:
-    bench.prove(PostgreSQLServer(postgres), seed)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", ["mariadb", "mysql8"])
-def test_copies_of_mysql_follow_any_history(
-    kind: str, seed: int, binlog_servers: Callable[..., BinlogServer], bench: Bench
-) -> None:
-    bench.prove(MySQLServer(binlog_servers(kind), f"{kind}_{seed}"), seed)
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize("seed", SEEDS)
-def test_delta_tables_follow_any_history_of_postgresql(
-    seed: int, postgres: Database, bench: Bench, spark_engine: NodeSpark
-) -> None:
-    bench.prove_delta(PostgreSQLServer(postgres), seed, spark_engine)
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", ["mariadb", "mysql8"])
-def test_delta_tables_follow_any_history_of_mysql(
-    kind: str,
-    seed: int,
-    binlog_servers: Callable[..., BinlogServer],
+@pytest.fixture(scope="module")
+def histories(
+    request: pytest.FixtureRequest,
     bench: Bench,
-    spark_engine: NodeSpark,
-) -> None:
-    server = MySQLServer(binlog_servers(kind), f"{kind}_{seed}_lake")
-    bench.prove_delta(server, seed, spark_engine)
+    postgres_server: Callable[..., PostgresCluster],
+    binlog_servers: Callable[..., BinlogServer],
+) -> Iterator[dict[int, Future[str]]]:
+    """The histories of a kind of source, which run beside each other."""
+    kind: str = request.param
+    chosen = {
+        item.callspec.params["seed"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.path == request.path
+        and item.callspec.params["histories"] == kind
+    }
+    server = postgres_server() if kind == "postgresql" else binlog_servers(kind)
+
+    def prove(seed: int) -> str:
+        if isinstance(server, PostgresCluster):
+            with server.database() as database:
+                return bench.prove(PostgreSQLServer(database), seed)
+        return bench.prove(MySQLServer(server, f"{kind}_{seed}"), seed)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        started = {seed: pool.submit(prove, seed) for seed in SEEDS if seed in chosen}
+        yield started
+        for history in started.values():
+            history.cancel()  # what a failed test left over
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("histories", KINDS, indirect=True)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copies_follow_any_history(seed: int, histories: dict[int, Future[str]]) -> None:
+    print(histories[seed].result())
