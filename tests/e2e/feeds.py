@@ -23,6 +23,7 @@ from changefeed_testing.sinks.messages import Message
 from changefeed_testing.sinks.readers import read_files
 from changefeed_testing.sinks.validators import OrderValidator, ResolvedValidator, validate
 from grammar.split import split
+from tests.helpers.forked_captures import ForkedCaptures
 from tests.helpers.waiting import until
 
 #: Of tests that run once with the node's own scans and backlogs, and once with jobs of Spark.
@@ -65,6 +66,7 @@ class Feeds:
             max_disk=self._max_disk,
             timings=self._timings,
             sizes=self._sizes,
+            ready=ForkedCaptures(str(self.state)),
         )
         assert self.node.start(), "another node runs this state"
         self.interpreter = Interpreter(self.catalog, host=self.node)
