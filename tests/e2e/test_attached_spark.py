@@ -22,10 +22,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.m
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def connect(tmp_path: Path) -> Iterator[SparkConnectServer]:
-    (tmp_path / "connect").mkdir()
-    made = SparkConnectServer(tmp_path / "connect", ("delta",)).start()
+@pytest.fixture(scope="module")
+def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnectServer]:
+    made = SparkConnectServer(tmp_path_factory.mktemp("connect"), ("delta",)).start()
     yield made
     made.stop()
 

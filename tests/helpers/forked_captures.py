@@ -45,10 +45,8 @@ class ForkedCaptures(Standby):
     def renew(self) -> None:
         """Nothing: there is always another."""
 
-    def take(self, task: CaptureTask) -> subprocess.Popen[bytes] | None:
-        """A capture that does ``task``; None where an armed fault must be there from the start."""
-        if faults.VARIABLE in os.environ:
-            return None
+    def take(self, task: CaptureTask) -> subprocess.Popen[bytes]:
+        """A capture that does ``task``."""
         environment = {**os.environ, STATE_VARIABLE: self._of, "PYTHONPATH": own_path()}
         words = ["--task", task.line.decode()]
         return cast("subprocess.Popen[bytes]", _origin().fork(words, environment))
@@ -214,4 +212,6 @@ if __name__ == "__main__":
     if given is not None:
         from changefeed.capture.process import main
 
-        sys.exit(main(given))
+        # The rules of its own environment, not of that in which the first process began.
+        with faults.armed(os.environ.get(faults.VARIABLE, "")):
+            sys.exit(main(given))
