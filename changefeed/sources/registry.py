@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
@@ -130,6 +131,7 @@ def _factory(scheme: str) -> Callable[[str, str], Source] | None:
     return None
 
 
+@cache
 def _entry_points() -> Iterable[EntryPoint]:
     return entry_points(group=ENTRY_POINT_GROUP)
 
