@@ -3,7 +3,8 @@
 Tests of one file stay together, as the fixtures of a module do. Files that use the same server
 share a worker if it takes long to start, so that it is started once. The many files on Spark make
 four groups, each with a JVM of its own: the end-to-end tests, those that start a cluster or another
-PySpark and share little anyway, the nemesis, and the others. What takes longest begins first.
+PySpark and share little anyway, the nemesis, and the others; a file that uses no session of other
+files is alone. What takes longest begins first.
 
 The process that distributes tests knows their names only, so the text of a file says what it uses.
 (The marker ``xdist_group`` has no effect with pytest 9.2 and pytest-xdist 3.8.)
@@ -26,6 +27,13 @@ OWN_SPARK = (
     "test_spark_cluster.py",
     "test_spark_cluster_queries.py",
     "test_spark_staging.py",
+)
+#: End-to-end tests that share no Spark with other files: the one group would take longest by far.
+ALONE = (
+    "test_attached_spark.py",
+    "test_dataset_tables.py",
+    "test_mysql_feeds.py",
+    "test_shell.py",
 )
 #: Folders and markers in the order in which the tests of the other files begin. A test of the unit
 #: tests that is extended takes a minute: if it began last, a core would be idle meanwhile.
@@ -51,6 +59,8 @@ def group(file: str) -> str:
         return "spark nemesis"
     if not file.startswith("tests/e2e/"):
         return "spark"
+    if Path(file).name in ALONE:
+        return file
     return "spark clusters" if Path(file).name in OWN_SPARK else "spark end to end"
 
 

@@ -9,18 +9,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from changefeed.core.child_path import import_path
-from changefeed.core.errors import ChangefeedError, Code
-from changefeed.dataset import read_config
-from changefeed.dataset.run import run_dataset
-from changefeed.spark.session import NodeSpark
-from tests.e2e.test_datasets import DAY1, write_csv
-from tests.helpers.hive_child import CONFIG
+from changefeed.core.errors import Code
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark]
 
@@ -95,13 +89,3 @@ def test_tables_of_a_feed(seen: dict[str, Any]) -> None:
     assert found["errors"] == 1, "an error is told once"
     assert found["buyers later"] == [["1", "Ann"], ["2", "Bob"]]
     assert found["second"] == found["after the feed"] == [["1", "apple"], ["2", "pear"]]
-
-
-def test_a_catalog_in_memory_is_refused(spark_engine: NodeSpark, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(CONFIG.format(folder=tmp_path))
-    dataset = read_config(path)
-    with pytest.raises(ChangefeedError, match="session catalog is in memory") as caught:
-        run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", [(1,)]), DAY1)
-    assert "spark.sql.catalogImplementation=hive" in caught.value.hint
-    assert not dataset.current.exists()

@@ -26,6 +26,7 @@ from changefeed.dataset.incoming import read_extract, typed_rows
 from changefeed.dataset.run import run_dataset
 from changefeed.spark.session import NodeSpark
 from tests.helpers.datasets import article_config, article_days
+from tests.helpers.hive_child import CONFIG
 
 pytestmark = pytest.mark.spark
 
@@ -490,3 +491,13 @@ def test_effective_date() -> None:
     for text in ("18.06.2019", "20190618", "2019-02-30", ""):
         with pytest.raises(ChangefeedError, match="invalid effective date"):
             effective_date(text)
+
+
+def test_tables_of_a_catalog_in_memory_are_refused(spark_engine: NodeSpark, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG.format(folder=tmp_path))
+    dataset = read_config(path)
+    with pytest.raises(ChangefeedError, match="session catalog is in memory") as caught:
+        run_dataset(spark_engine, dataset, write_csv(tmp_path / "1", [(1,)]), DAY1)
+    assert "spark.sql.catalogImplementation=hive" in caught.value.hint
+    assert not dataset.current.exists()

@@ -156,6 +156,9 @@ def test_files_that_use_one_server_share_a_worker() -> None:
     for name in workers.OWN_SPARK:
         assert (ROOT / "tests" / "e2e" / name).is_file()
         assert workers.group(f"tests/e2e/{name}") == "spark clusters"
+    for name in workers.ALONE:
+        file = f"tests/e2e/{name}"
+        assert (ROOT / file).is_file() and workers.group(file) == file
     assert workers.group("tests/nemesis/test_nemesis.py") == "spark nemesis"
     assert workers.group("tests/unit/test_uri.py") == "tests/unit/test_uri.py"
 

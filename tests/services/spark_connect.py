@@ -44,6 +44,7 @@ class SparkConnectServer:
             "spark.connect.grpc.binding.port": str(self._port),
             "spark.ui.enabled": "false",
             "spark.sql.shuffle.partitions": "2",
+            "spark.databricks.delta.snapshotPartitions": "2",
             "spark.sql.extensions": ",".join(pack(name).extension for name in self._formats),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
             "spark.local.dir": str(self._folder),
