@@ -215,7 +215,14 @@ class Application:
         self._note_no_user(logins)
         stopping = threading.Event()
         monitor = Monitor(self.interpreter, self.check_node)
-        api = Api(monitor, local=local, api=open_api, logins=logins, stopping=stopping)
+        api = Api(
+            monitor,
+            local=local,
+            api=open_api,
+            logins=logins,
+            stopping=stopping,
+            budget=self._max_disk,
+        )
         return HttpServer(host, port, api.application, tls=tls, stopping=stopping)
 
     def pg(

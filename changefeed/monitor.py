@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -201,7 +200,7 @@ class Monitor:
         self.interpreter.catalog.version()
 
     def page(self) -> str:
-        """The feeds as HTML.
+        """The feeds as HTML, for an address that serves no API, and so no console.
 
         Raises:
             ChangefeedError: the state cannot be read.
@@ -211,9 +210,8 @@ class Monitor:
         head = "".join(f"<th>{html.escape(column)}</th>" for column in people.columns)
         place = shown.columns.index("status")
         lines = [
-            f'<tr class="{html.escape(str(exact[place]))}">'
-            + f'<td><a href="/v1/feeds/{quote(str(row[0]), safe="")}">{_cell(row[0])}</a></td>'
-            + "".join(f"<td>{_cell(cell)}</td>" for cell in row[1:])
+            f'<tr class="{"trouble" if exact[place] in TROUBLE else ""}">'
+            + "".join(f"<td>{_cell(cell)}</td>" for cell in row)
             + "</tr>"
             for exact, row in zip(shown.rows, people.rows, strict=True)
         ]
@@ -229,34 +227,17 @@ def _cell(cell: object) -> str:
     return html.escape(cell.words if isinstance(cell, ShownText) else str(cell))
 
 
-_TROUBLE = ", ".join(f"tr.{status}" for status in sorted(TROUBLE))
-_PAGE = (
-    """<!doctype html>
+_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>changefeeds</title>
 <noscript><meta http-equiv="refresh" content="5"></noscript>
-<style>
-:root {{ color-scheme: light dark; --line: #ddd; --trouble: #fff0e6 }}
-body {{ font: 14px system-ui, sans-serif; margin: 2em }}
-#feeds {{ overflow-x: auto }}
-table {{ border-collapse: collapse }}
-th, td {{ text-align: left; padding: .3em .8em; border-bottom: 1px solid var(--line) }}
-@media (max-width: 40em) {{ body {{ margin: 1em }} th, td {{ padding: .3em .5em }} }}
-@media (prefers-color-scheme: dark) {{ :root {{ --line: #444; --trouble: #4a2a12 }} }}
-"""
-    + _TROUBLE
-    + """ {{ background: var(--trouble) }}
-</style></head><body><h1>Changefeeds</h1><p>{state} &middot; <a href="/metrics">metrics</a></p>
-<div id="feeds"><p>as of {at}</p><table><thead><tr>{head}</tr></thead><tbody>
+<link rel="icon" href="/console/icon.svg">
+<link rel="stylesheet" href="/console/console.css">
+<script type="module" src="/console/plain.js"></script>
+</head><body><main><h1>Changefeeds</h1><p>{state} &middot; <a href="/metrics">metrics</a></p>
+<div id="feeds" class="scroll"><p>as of {at}</p><table class="plain">
+<thead><tr>{head}</tr></thead><tbody>
 {body}
-</tbody></table></div>
-<script>
-setInterval(async () => {{
-  const answer = await fetch(location.href);
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  document.getElementById("feeds").replaceWith(page.getElementById("feeds"));
-}}, 5000);
-</script></body></html>
+</tbody></table></div></main></body></html>
 """
-)

@@ -11,13 +11,14 @@ import asyncio
 import base64
 import hashlib
 import json
+import re
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import anyio
 from anyio import CapacityLimiter, from_thread, to_thread
@@ -35,9 +36,12 @@ from changefeed.core.addresses import names_this_machine
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.telemetry import log
 from changefeed.http.events import EVENTS, ListEvents, of_line
+from changefeed.http.figures import suggestions
+from changefeed.http.files import file_routes, index_route
 from changefeed.http.forms import LINES, PROBLEM, problem, status_of
-from changefeed.http.openapi import document
-from changefeed.http.resources import FACTS, RESOURCES, Fact, Resource, read_fields
+from changefeed.http.openapi import COMPLETED, document
+from changefeed.http.resources import FACTS, RESOURCES, Fact, FactReader, Resource, read_fields
+from changefeed.http.series import PACE, Series
 from changefeed.http.statements import StatementRequest, StatementRun, collected
 from changefeed.monitor import Monitor
 from grammar import nodes
@@ -54,14 +58,15 @@ WATCHES = 64
 
 _TEXT = "text/plain; charset=utf-8"
 
-#: The page runs its own script alone, is in no other page's frame, and is read as what it is.
+#: A page runs the files of this node alone, is in no other page's frame, and is read as what it is.
 _PROTECTION = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline';"
-    " script-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src 'self';"
+    " script-src 'self'; style-src 'self'; frame-ancestors 'none'; base-uri 'none';"
+    " form-action 'none'",
 }
 
 
@@ -81,6 +86,7 @@ class Api:
         streams: int = STREAMS,
         watches: int = WATCHES,
         largest: int = LARGEST,
+        budget: int | None = None,
     ) -> None:
         """
         Args:
@@ -94,6 +100,7 @@ class Api:
             streams: answers line by line that are given at once.
             watches: clients that watch lists at once.
             largest: bytes of a body.
+            budget: bytes that the node allows each change log.
         """
         self._monitor = monitor
         self._interpreter = monitor.interpreter
@@ -101,13 +108,16 @@ class Api:
         self._stopping = stopping or threading.Event()
         self._patience = patience
         self._largest = largest
+        self._budget = budget
         self._stalled = stalled
         self._limiter = CapacityLimiter(STATEMENTS)
         self._streams = CapacityLimiter(streams)
         self._watches = CapacityLimiter(watches)
         self._document = json.dumps(document()).encode()
+        self._series = Series()
         routes = [
-            Route("/", self._page),
+            index_route() if api else Route("/", self._page),
+            *file_routes(),
             Route("/metrics", self._metrics),
             Route("/livez", self._alive),
             *(Route(path, self._ready) for path in ("/readyz", "/healthz", "/health")),
@@ -116,6 +126,7 @@ class Api:
             routes += [
                 Route("/v1/openapi.json", self._openapi),
                 Route("/v1/statements", self._statements, methods=["POST"]),
+                Route("/v1/completions", self._completions, methods=["POST"]),
                 *(Route(row.path, partial(self._fact, row)) for row in FACTS),
                 *(
                     Route(row.path, partial(self._resource, row), methods=[row.method])
@@ -125,6 +136,7 @@ class Api:
         self.application: ASGIApp = _Guard(
             Starlette(
                 routes=routes,
+                lifespan=self._watched,
                 exception_handlers={
                     HTTPException: _not_served,
                     ChangefeedError: _failed,
@@ -134,10 +146,28 @@ class Api:
             local,
         )
 
+    @asynccontextmanager
+    async def _watched(self, _: Starlette) -> AsyncIterator[None]:
+        """While the server runs, look at the feeds for their series."""
+        looks = asyncio.create_task(self._look())
+        try:
+            yield
+        finally:
+            looks.cancel()
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                feeds = await to_thread.run_sync(self._interpreter.health)
+            except ChangefeedError as error:  # the state is away: a gap in the series
+                log.warning("http: the feeds cannot be looked at: %s", error.message)
+            else:
+                self._series.look(self._interpreter.clock.now().wall / 1e9, feeds)
+            await asyncio.sleep(PACE)
+
     # -- for people, Prometheus and supervisors -------------------------------------------
 
     async def _page(self, request: Request) -> Response:
-        await self._user(request)
         return Response(await to_thread.run_sync(self._monitor.page), media_type="text/html")
 
     async def _metrics(self, request: Request) -> Response:
@@ -162,9 +192,11 @@ class Api:
         return _listed(request, self._document)
 
     async def _fact(self, fact: Fact, request: Request) -> Response:
-        await self._user(request)  # every role may see it
-        given = {**read_fields(request.query_params, fact.query), **request.path_params}
-        work = partial(fact.read, self._interpreter, given)
+        user = await self._user(request)  # every role may see it
+        given = {**read_fields(request.query_params, fact.query), **_parts(request)}
+        work = partial(
+            fact.read, FactReader(self._interpreter, self._series, self._budget, user), given
+        )
         return _listed(request, _json(await to_thread.run_sync(work)))
 
     async def _resource(self, resource: Resource, request: Request) -> Response | ListEvents:
@@ -174,7 +206,7 @@ class Api:
         given = {
             **read_fields(query, resource.query),
             **read_fields(await self._object(request), resource.body),
-            **request.path_params,
+            **_parts(request),
         }
         statement = resource.statement(given)
         events = request.method == "GET" and EVENTS in request.headers.get("accept", "")
@@ -220,6 +252,13 @@ class Api:
         if error is None:
             return Response(_json(answer), media_type="application/json")
         return Response(_json(answer), status_of(error), media_type=PROBLEM)
+
+    async def _completions(self, request: Request) -> Response:
+        # No GET: a statement may have a secret, and addresses are written to logs.
+        await self._user(request)
+        given = read_fields(await self._object(request), COMPLETED)
+        work = partial(suggestions, given.get("statement", ""))
+        return Response(_json(await to_thread.run_sync(work)), media_type="application/json")
 
     async def _session(self, request: Request, left: threading.Event) -> Session:
         """The session of one request: whose it is, and until when it is wanted."""
@@ -339,6 +378,14 @@ class _Lines:
         await send({"type": "http.response.body", "body": b""})
 
 
+#: In the place of a slash that is part of a name: ``%2F`` ends no part of a path.
+_SLASH = "\ue000"
+
+
+def _parts(request: Request) -> dict[str, str]:
+    return {name: part.replace(_SLASH, "/") for name, part in request.path_params.items()}
+
+
 class _Guard:
     """Refuses what a browser brings from elsewhere, and protects every answer."""
 
@@ -352,6 +399,12 @@ class _Guard:
                 MutableHeaders(scope=message).update(_PROTECTION)
             await send(message)
 
+        if scope["type"] != "http":  # the beginning and the end of the server
+            await self._application(scope, receive, send)
+            return
+        if (raw := scope.get("raw_path")) and b"%2f" in raw.lower():
+            path = unquote(re.sub(rb"%2[fF]", _SLASH.encode(), raw).decode())
+            scope = {**scope, "path": path}
         refused = self._refused(scope["method"], Headers(scope=scope))
         answer = self._application if refused is None else _problem(refused)
         await answer(scope, receive, protected)

@@ -154,6 +154,27 @@ def _statements() -> dict[str, Any]:
     }
 
 
+#: JSON schemas of the fields of a body.
+COMPLETED: dict[str, Any] = {"statement": {"type": "string"}}
+
+
+def _completions() -> dict[str, Any]:
+    body = {"type": "object", "additionalProperties": False, "properties": COMPLETED}
+    texts = {"type": "array", "items": {"type": "string"}}
+    answer = {
+        "type": "object",
+        "required": ["words", "kinds", "prefix", "quote"],
+        "properties": {"words": texts, "kinds": texts}
+        | {name: {"type": "string"} for name in ("prefix", "quote")},
+    }
+    return {
+        "summary": "What may come at the end of a text that begins a statement.",
+        "operationId": "post_completions",
+        "requestBody": _content(body),
+        "responses": {"200": {"description": "Done.", **_content(answer)}, "default": _PROBLEM},
+    }
+
+
 def _text(summary: str) -> dict[str, Any]:
     said = _content({"type": "string"}, "text/plain")
     responses = {"200": {"description": "Yes.", **said}, "503": {"description": "No.", **said}}
@@ -166,6 +187,7 @@ def document() -> dict[str, Any]:
         "/livez": _text("The process answers."),
         "/readyz": _text("The node runs, and its state can be read."),
         "/v1/statements": {"post": _statements()},
+        "/v1/completions": {"post": _completions()},
     }
     paths |= {fact.path: {"get": _fact(fact)} for fact in FACTS}
     for resource in RESOURCES:

@@ -1,6 +1,6 @@
 """The paths of ``/v1`` that show or steer feeds: one row each, read by the routes and by the
-OpenAPI document. Each is a statement under another name, but for what a prompt reads
-(:class:`changefeed.api.PromptFacts`), which every user may see.
+OpenAPI document. Each is a statement under another name, but for what a prompt or the console
+reads besides (:class:`Fact`), which every user may see.
 """
 
 from __future__ import annotations
@@ -9,8 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from changefeed.api import PromptFacts
+from changefeed.api import Interpreter, Role
+from changefeed.catalog import User
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.version import __version__
+from changefeed.http.figures import captures, headroom, promises
+from changefeed.http.series import FIGURES, Series
+from changefeed.statements.rights import least
 from grammar import nodes
 from grammar.printer import parts
 
@@ -151,6 +156,13 @@ RESOURCES: tuple[Resource, ...] = (
     ),
     Resource(
         "GET",
+        "/v1/feeds/{name}/create",
+        "The statement that makes a feed, without its secrets.",
+        lambda given: nodes.ShowCreateChangefeed(_feed(given)),
+        one=True,
+    ),
+    Resource(
+        "GET",
         "/v1/feeds/{name}/dead-letters",
         "The rows of a feed that were refused, the oldest first; values for operators alone.",
         _aspect("dead_letters"),
@@ -200,6 +212,9 @@ RESOURCES: tuple[Resource, ...] = (
         body=_TABLES,
     ),
     Resource("GET", "/v1/jobs", "Every job, finished ones too.", lambda _: nodes.ShowJobs()),
+    Resource(
+        "GET", "/v1/audit", "Who ran which statement; for admins.", lambda _: nodes.ShowAudit()
+    ),
     Resource("GET", "/v1/nodes", "The nodes of the state.", lambda _: nodes.ShowNodes()),
     Resource(
         "GET",
@@ -214,12 +229,55 @@ RESOURCES: tuple[Resource, ...] = (
         lambda given: nodes.ShowTables(given["name"]),
         asks=True,
     ),
+    Resource(
+        "POST",
+        "/v1/sources/{name}/check",
+        "Try a connection as it is.",
+        lambda given: nodes.CheckConnection(given["name"]),
+    ),
 )
+
+
+def allowed(role: Role | None) -> list[str]:
+    """``POST /v1/feeds/{name}/pause``: the rows that a role may use."""
+    some = {"name": "f"}
+    return [
+        f"{row.method} {row.path}"
+        for row in RESOURCES
+        if role is None or role.covers(least(row.statement(some)))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class FactReader:
+    """What a fact is read from.
+
+    Attributes:
+        interpreter, series: of the node.
+        budget: bytes that the node allows each change log; None: no limit.
+        user: who asks; None for a client without a token.
+    """
+
+    interpreter: Interpreter
+    series: Series
+    budget: int | None
+    user: User | None
+
+    def session(self) -> dict[str, Any]:
+        """Who asks, and what the console may offer."""
+        user, catalog = self.user, self.interpreter.catalog
+        return {
+            "user": user and user.name,
+            "role": user and user.role,
+            "state": catalog.shown,
+            "version": __version__,
+            "may": allowed(Role(user.role) if user else None),
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One row of what a prompt reads.
+    """One row of what is read besides the results of statements.
 
     Attributes:
         path, summary: as :class:`Resource` has them.
@@ -230,11 +288,11 @@ class Fact:
 
     path: str
     summary: str
-    look: Callable[[PromptFacts, Mapping[str, Any]], Any]
+    look: Callable[[FactReader, Mapping[str, Any]], Any]
     answer: Mapping[str, Any]
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def read(self, facts: PromptFacts, given: Mapping[str, Any]) -> Any:
+    def read(self, asked: FactReader, given: Mapping[str, Any]) -> Any:
         """What it is now, as JSON has it.
 
         Raises:
@@ -243,7 +301,8 @@ class Fact:
         for name in self.query:
             if name not in given:
                 raise ChangefeedError(Code.INVALID_OPTION_VALUE, f'parameter "{name}" is not given')
-        return asdict(self.look(facts, given))
+        found = self.look(asked, given)
+        return found if isinstance(found, dict) else asdict(found)
 
 
 def _object(**fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,12 +319,31 @@ def _map(values: Mapping[str, Any]) -> dict[str, Any]:
 
 _TEXT, _NUMBER, _FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
 
+_OR_NULL, _FIGURE = {"type": ["string", "null"]}, {"type": ["number", "null"]}
+_FIGURES = _list(_FIGURE)
+
 #: Every row.
 FACTS: tuple[Fact, ...] = (
     Fact(
+        "/v1/session",
+        "Who asks, what the role may do, and which node answers.",
+        lambda asked, _: asked.session(),
+        _object(user=_OR_NULL, role=_OR_NULL, state=_TEXT, version=_TEXT, may=_list(_TEXT)),
+    ),
+    Fact(
+        "/v1/feeds/{name}/series",
+        "Throughput and lag of a feed over the last hours, as this node has seen them.",
+        lambda asked, given: asked.series.of(asked.interpreter.catalog.job(given["name"]).id),
+        _object(
+            pace={"type": "number"},
+            at=_list({"type": "number"}),
+            **dict.fromkeys(FIGURES, _FIGURES),
+        ),
+    ),
+    Fact(
         "/v1/names",
         "Names that a statement may use: connections, functions, feeds.",
-        lambda facts, _: facts.names(),
+        lambda asked, _: asked.interpreter.names(),
         _object(
             connections=_map(_TEXT),
             functions=_map(_TEXT),
@@ -285,7 +363,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         "/v1/summary",
         "How the feeds are: how many run, how many are in trouble, the worst lag.",
-        lambda facts, _: facts.summary(),
+        lambda asked, _: asked.interpreter.summary(),
         _object(
             **dict.fromkeys(("feeds", "active", "running", "stopped", "troubled"), _NUMBER),
             worst_lag={"type": ["number", "null"]},
@@ -294,9 +372,48 @@ FACTS: tuple[Fact, ...] = (
         ),
     ),
     Fact(
+        "/v1/captures",
+        "The sources of feeds: what is held there, their change logs and the limits of these.",
+        lambda asked, _: captures(asked.interpreter, asked.budget),
+        _object(
+            items=_list(
+                _object(
+                    source=_TEXT,
+                    **dict.fromkeys(("status", "error", "holds", "complete_up_to"), _OR_NULL),
+                    feeds=_list(_TEXT),
+                    log_bytes=_FIGURE,
+                    log_since=_OR_NULL,
+                    **dict.fromkeys(("kept_seconds", "kept_bytes", "budget_bytes"), _FIGURE),
+                )
+            )
+        ),
+    ),
+    Fact(
+        "/v1/sources/{name}/headroom",
+        "What a source keeps for its change log, asked now.",
+        lambda asked, given: headroom(asked.interpreter, given["name"]),
+        _object(kept=_list(_TEXT)),
+    ),
+    Fact(
+        "/v1/slo",
+        "How late the rows of each feed were, and what option slo says to that.",
+        lambda asked, _: promises(asked.interpreter),
+        _object(
+            items=_list(
+                _object(
+                    feed=_TEXT,
+                    slo=_OR_NULL,
+                    rows=_NUMBER,
+                    **dict.fromkeys(("p50_seconds", "p99_seconds"), _FIGURE),
+                    **dict.fromkeys(("kept_24h", "kept_7d", "burnt_24h", "burnt_7d"), _FIGURE),
+                )
+            )
+        ),
+    ),
+    Fact(
         "/v1/sources/{name}/columns",
         "The columns and partitions of one table of a source.",
-        lambda facts, given: facts.table(given["name"], parts(given["table"]) or ("",)),
+        lambda asked, given: asked.interpreter.table(given["name"], parts(given["table"]) or ("",)),
         _object(
             name=_TEXT,
             columns=_list(

@@ -58,7 +58,7 @@ class HttpServer:
             loop="asyncio",
             http="h11",
             ws="none",
-            lifespan="off",
+            lifespan="auto",
             log_config=None,
             log_level="critical",
             access_log=False,

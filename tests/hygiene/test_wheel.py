@@ -24,6 +24,7 @@ from tests.services.postgres import Database
 ROOT = Path(__file__).parents[2]
 
 #: Files that are not Python and that the program reads when it runs.
+CONSOLE = ROOT / "changefeed" / "http" / "console"
 DATA = {
     "changefeed/demo/feeds.sql",
     "changefeed/demo/shop.sql",
@@ -110,8 +111,9 @@ def test_licence_travels_with_the_wheel(contents: dict[str, bytes]) -> None:
 
 def test_data_files_are_in_the_wheel(contents: dict[str, bytes]) -> None:
     grammars = {f"grammar/{file.name}" for file in (ROOT / "grammar").glob("*.lark")}
-    assert grammars
-    assert (DATA | grammars) - contents.keys() == set()
+    console = {f"changefeed/http/console/{file.name}" for file in CONSOLE.iterdir()}
+    assert grammars and console
+    assert (DATA | grammars | console) - contents.keys() == set()
 
 
 def test_tests_and_benchmarks_are_not(contents: dict[str, bytes]) -> None:

@@ -146,6 +146,15 @@ def test_every_resource_answers_as_its_statement(bench: Bench) -> None:
     assert [item["name"] for item in bench.json("/v1/feeds?limit=1")[1]["items"]] == ["f"]
 
 
+def test_a_name_may_have_a_slash(bench: Bench) -> None:
+    for name in ("a/b", "a", "a/tables"):
+        bench.world.run(MADE.replace(" f ", f' "{name}" '))
+    for path, name in (("a%2Fb", "a/b"), ("a%2fb", "a/b"), ("a%2Ftables", "a/tables"), ("a", "a")):
+        assert bench.json(f"/v1/feeds/{path}")[1]["name"] == name
+        assert len(bench.json(f"/v1/feeds/{path}/tables")[1]["items"]) == 2
+    assert bench.json("/v1/feeds/b%2Fa")[1]["error"] == 'changefeed "b/a" does not exist'
+
+
 def test_a_feed_is_steered(bench: Bench) -> None:
     bench.world.run(MADE)
     bench.world.node.deliver("f", NOW)
@@ -334,7 +343,8 @@ def test_the_openapi_document_is_valid_and_whole(bench: Bench) -> None:
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.path)
 def test_what_a_prompt_reads_is_as_the_document_says(bench: Bench, fact: Fact) -> None:
     bench.world.run(MADE)
-    path = fact.path.replace("{name}", "shop") + "?table=items" * bool(fact.query)
+    path = fact.path.replace("feeds/{name}", "feeds/f").replace("{name}", "shop")
+    path += "?table=items" * bool(fact.query)
     status, headers, body = bench.ask(path)
     assert status == 200, body
     OAS31Validator({**fact.answer, "additionalProperties": False}).validate(json.loads(body))

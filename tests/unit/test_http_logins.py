@@ -96,8 +96,8 @@ PROTECTED = (
     "/v1/summary",
     "/v1/sources/shop/columns?table=orders",
     "/v1/openapi.json",
+    "/v1/session",
     "/metrics",
-    "/",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import urllib.error
 import urllib.parse
@@ -80,35 +81,34 @@ def test_trouble_shows_in_the_figures_and_on_the_page(bench: Bench) -> None:
     world.fail_table("f", "items", "CF2106 dropped at the source")
     assert bench.statuses() == {"f": "degraded"}
     assert bench.figures()["changefeed_troubled", "f"] == 1
-    page = bench.get("/")[1]
-    assert '<tr class="degraded">' in page and "tr.degraded" in page and "tr.stopped" in page
+    assert '<tr class="trouble">' in bench.monitor.page()
     world.node.up = False
     assert bench.statuses() == {"f": "stopped"}
     assert bench.figures()["changefeed_troubled", "f"] == 1
 
 
-def test_the_page_shows_the_feeds_and_no_secret(bench: Bench) -> None:
-    assert "no feeds" in bench.get("/")[1]
+def test_without_the_api_there_is_a_page_of_the_feeds_and_no_secret(bench: Bench) -> None:
+    assert "no feeds" in bench.monitor.page()
     bench.world.run("CREATE CHANGEFEED \"<b>\" FOR orders INTO 'kafka://u:hunter2@k:9092'")
-    status, page = bench.get("/?x=1")
-    assert status == 200 and "&lt;b&gt;" in page and "<b>" not in page
-    assert '<a href="/v1/feeds/%3Cb%3E">' in page, "a name leads to all about its feed"
-    assert "kafka" in bench.get("/v1/feeds/%3Cb%3E")[1]
-    for path in ("/", "/metrics"):
-        assert not [secret for secret in SECRETS if secret in bench.get(path)[1]]
+    with bench.serve(api=False) as bench.server:
+        status, page = bench.get("/?x=1")
+        assert status == 200 and "&lt;b&gt;" in page and "<b>" not in page
+        assert "kafka" in page and bench.get("/v1/feeds")[0] == 404
+        for path in re.findall(r'(?:src|href)="(/console/[^"]*)"', page):
+            assert bench.get(path)[0] == 200
+        for path in ("/", "/metrics"):
+            assert not [secret for secret in SECRETS if secret in bench.get(path)[1]]
 
 
 def test_the_page_is_for_people(bench: Bench) -> None:
     bench.world.run("CREATE CHANGEFEED f FOR orders, items INTO 'kafka://k:9092'")
     bench.world.fail_table("f", "items", "CF2106 it was dropped at the source")
-    page = bench.get("/")[1]
-    # A table that is wider than the screen of a phone scrolls, and the page is dark where all is.
-    assert "#feeds { overflow-x: auto }" in page and "prefers-color-scheme: dark" in page
+    page = bench.monitor.page()
     assert 'name="viewport"' in page and "as of 2023-11-14 22:13:20 UTC" in page
     assert "<td>degraded: 1 of 2 tables</td>" in page and "<td>items!, orders</td>" in page
     assert "<td>1 table failed: public.items: it was dropped at the source</td>" in page
     # It is renewed in its place: a page that is loaded again loses where one had scrolled to.
-    assert '<div id="feeds">' in page and "setInterval" in page
+    assert '<div id="feeds" class="scroll">' in page
     assert page.count('http-equiv="refresh"') == page.count("<noscript>") == 1
 
 
@@ -197,7 +197,7 @@ def test_a_wait_on_purpose_is_no_lag_but_uses_the_retention(bench: Bench) -> Non
     assert found["changefeed_lag_seconds", "f"] == 0
     assert found["changefeed_max_behind_seconds", "f"] == 90
     assert found["changefeed_retention_used_ratio", "f"] == 90 / (25 * 3600)
-    assert "gathers changes until" in bench.get("/")[1]
+    assert "gathers changes until" in bench.monitor.page()
 
 
 def test_a_scan_has_its_total_before_it_begins(bench: Bench) -> None:
