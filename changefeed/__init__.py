@@ -9,7 +9,7 @@ public types here (:mod:`changefeed.core.events`, :mod:`changefeed.core.schema`,
 Programs use :func:`connect` or :func:`aconnect` to execute statements (:mod:`changefeed.dbapi`),
 :func:`subscribe`, which returns the changes of a table as Arrow, :func:`attach`, which runs the
 feeds of a state with the program's own Spark session, or :mod:`changefeed.spark_source`, which
-makes them a Spark data source.
+makes them a Spark data source. In a notebook ``%load_ext changefeed`` makes ``%%changefeed``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from changefeed.attached_node import attach as attach
     from changefeed.dbapi import aconnect as aconnect
     from changefeed.dbapi import connect as connect
+    from changefeed.dbapi.magic import load_ipython_extension as load_ipython_extension
     from changefeed.readers.subscription import subscribe as subscribe
 
 __all__ = ["__version__", "aconnect", "attach", "connect", "subscribe"]
@@ -31,6 +32,7 @@ _LAZY = {
     "aconnect": "changefeed.dbapi",
     "attach": "changefeed.attached_node",
     "connect": "changefeed.dbapi",
+    "load_ipython_extension": "changefeed.dbapi.magic",
     "subscribe": "changefeed.readers.subscription",
 }
 

@@ -3,8 +3,8 @@
 ::
 
     connection.py    connection, cursor, feed   feed.py     how far a feed is; waits for it
-    asynchronous.py  the same for asyncio       values.py   Python values of cells and parameters
-    errors.py        the exceptions
+    asynchronous.py  the same for asyncio       magic.py    %%changefeed in a notebook
+    errors.py        the exceptions             values.py   Python values of cells and parameters
 """
 
 from __future__ import annotations

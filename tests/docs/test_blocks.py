@@ -474,6 +474,7 @@ PICTURES = {
     ("docs/language.md", ""): "made from the grammar: tests/golden/test_language.py",
     ("docs/messages.md", ""): "made by the encoder: tests/golden/message_page.py",
     ("docs/operating.md", "text"): "a line of the log: tests/unit/test_log_format.py",
+    ("docs/python.md", "text"): "cells; tests/unit/test_magic.py runs such",
     ("docs/queries.md", "text"): "syntax; tests/golden/parse holds it",
     ("docs/sink-files.md", "text"): "names of files, and a shortened manifest",
     ("docs/sink-guide.md", "text"): "the order of calls",

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
+import pty
 import re
+import select
 import selectors
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -40,7 +45,7 @@ class Shell:
     def __init__(self, folder: Path) -> None:
         self._words = [sys.executable, "-m", "shell", "--state", str(folder / "state")]
         self._words += ["--heap", "1g"]
-        self._environment = {
+        self.environment = {
             **os.environ,
             "XDG_DATA_HOME": str(folder / "data"),
             "PYTHONPATH": str(ROOT),
@@ -53,7 +58,7 @@ class Shell:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            env=self._environment,
+            env=self.environment,
             timeout=PATIENCE,
         )
 
@@ -71,14 +76,13 @@ class Shell:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=self._environment,
+            env=self.environment,
         )
-        try:
-            with process:
+        with process:  # its end is waited for, also if the test fails meanwhile
+            try:
                 yield process
+            finally:
                 process.kill()
-        finally:
-            process.kill()
 
 
 def read_until(process: subprocess.Popen[bytes], text: bytes, *, errors: bool = False) -> bytes:
@@ -214,6 +218,71 @@ def stream_rows(page: str, statement: str, count: int) -> list[list[str]]:
         lines = (json.loads(line) for line in answer)
         rows = (line["row"] for line in lines if "row" in line)
         return sorted(itertools.islice(rows, count))
+
+
+class Terminal:
+    """A process on a terminal of its own."""
+
+    def __init__(self, words: list[str], environment: dict[str, str]) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self.process = subprocess.Popen(
+            # Its own session, so that the terminal is the one that Ctrl-C comes from.
+            ["setsid", "--ctty", "--wait", *words],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
+        )
+        os.close(slave)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+    def type(self, keys: str, wanted: str) -> str:
+        """What the screen got until ``wanted`` was on it."""
+        os.write(self.master, keys.encode())
+        seen, deadline = "", time.monotonic() + PATIENCE
+        while wanted not in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen):
+            left = max(0.0, deadline - time.monotonic())
+            assert select.select([self.master], [], [], left)[0], f"{wanted!r} did not come: {seen}"
+            seen += os.read(self.master, 65536).decode(errors="replace")
+        return seen
+
+
+@pytest.mark.extended
+def test_the_prompt_at_a_node_elsewhere(shop: Shell, postgres: Database, tmp_path: Path) -> None:
+    with shop.running("start", "--http", "127.0.0.1:0", "--http-login") as node:
+        said = read_until(node, b"/healthz", errors=True)
+        url = re.findall(rb"http://127\.0\.0\.1:\d+", said)[0].decode()
+        (made,) = shop.rows("CREATE USER ann WITH role = 'admin'")
+        environment = shop.environment | {"CHANGEFEED_TOKEN": str(made["token"])}
+        command = [sys.executable, "-m", "shell", "--url", url]
+        with Terminal(command, environment) as screen:
+            # The greeting: what is typed before it is not for the prompt.
+            screen.type("", "\\q leaves.")
+            # Offered once the node has named its tables: then, or later in a menu.
+            screen.type("\\d ord\t", "orders")
+            screen.type("\x15\\d orders\r", "NOTICE: shop.public.orders")
+            screen.type("CREATE CHANGEFEED FOR orders;\r", '"note": "b"')
+            postgres.execute("insert into orders values (3, 'live')")
+            screen.type("", '"note": "live"')
+            screen.type("\x03", "the stream ended after 3 rows; other feeds continue")
+            assert jobs_left(shop) == []
+            feed = f"CREATE CHANGEFEED f FOR orders INTO '{(tmp_path / 'f').as_uri()}'"
+            screen.type(f"{feed};\r", "is running")
+            screen.type("PAUSE CHANGEFEED f;\r", "paused")
+            screen.type("SHOW CHANGEFEED adit;\r", "^^^^")
+            node.send_signal(signal.SIGTERM)
+            assert node.wait(PATIENCE) == 0
+            screen.type("SHOW JOBS;\r", "CF6001: the node at")
+            os.write(screen.master, b"\\q\r")
+            assert screen.process.wait(PATIENCE) == 0
 
 
 def test_the_service_runs_feeds_until_it_is_told_to_stop(

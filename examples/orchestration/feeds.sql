@@ -1,0 +1,3 @@
+CREATE CHANGEFEED orders_copy
+    FOR shop.public.orders
+    INTO 'external://warehouse';
