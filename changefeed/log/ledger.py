@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -218,18 +219,22 @@ def read_ledger(root: Path) -> Ledger | None:
         raise damaged(LEDGER_NAME, "it cannot be read", reason=error) from error
 
 
-def write_ledger(root: Path, ledger: Ledger) -> None:
+def write_ledger(root: Path, ledger: Ledger, on_written: Callable[[], None] = lambda: None) -> None:
     """Replace the ledger; durable on return.
+
+    Args:
+        on_written: called when nothing that is left to do needs room.
 
     Raises:
         OSError: as :func:`changefeed.core.durable.replace_durably`.
     """
+
+    def written() -> None:
+        fault_point(Point.LOG_LEDGER_WRITTEN)
+        on_written()
+
     fault_point(Point.LOG_LEDGER_WRITE)
-    replace_durably(
-        root / LEDGER_NAME,
-        ledger.to_json(),
-        on_written=lambda: fault_point(Point.LOG_LEDGER_WRITTEN),
-    )
+    replace_durably(root / LEDGER_NAME, ledger.to_json(), on_written=written)
     fault_point(Point.LOG_LEDGER_RENAMED)
 
 

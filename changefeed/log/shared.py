@@ -337,7 +337,8 @@ class SharedLog:
         self._note_copies()
 
     def commit(self, ledger: Ledger, live_segments: Collection[str]) -> None:
-        """Register a change of the ledger before it is written to the copy.
+        """Register a change of the ledger, which its copy gets at once: this writer must follow no
+        other.
 
         New files that it names were staged. The begin of a new live journal is registered with the
         ledger that names it.
@@ -398,8 +399,9 @@ class SharedLog:
             LogChange(objects={name: self._staged[name]}, forget_journals=[journal])
         )
         self._objects[name] = self._staged.pop(name)
+        leftover = self._tails.pop(journal).objects
         self._note_copies()
-        self._store.discard(self._tails.pop(journal).objects)
+        self._store.discard(leftover)
 
     def trim(self, limit: int) -> None:
         """Remove copies of objects (:func:`~changefeed.log.copies.trim_copies`)."""

@@ -397,15 +397,23 @@ class LogWriter:
         """
         number = (live or self._live).number
         changed = self._ledger.changed(next=self._next, live=number, **fields)
-        if self._shared is not None:
-            segments = () if live is not None else self._live.segments
-            self._shared.commit(changed, [name for name, _ in segments])
+        registered = False
+
+        def register() -> None:
+            nonlocal registered
+            if self._shared is not None:
+                registered = True
+                segments = () if live is not None else self._live.segments
+                self._shared.commit(changed, [name for name, _ in segments])
+
         try:
-            write_ledger(self.root, changed)
+            # On a full disk nothing may be registered that this writer then does not follow: what
+            # it appended to a journal that is sealed there would be lost to the next node.
+            write_ledger(self.root, changed, register)
         except OSError as error:
             # If the rename happened, it is unknown which of the two ledgers a crash would leave.
             disk = read_ledger(self.root)
-            if disk is None or disk.generation != self._ledger.generation:
+            if registered or disk is None or disk.generation != self._ledger.generation:
                 self._break(error)
             raise
         self._ledger = changed

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 
 from changefeed.capture.process import Capture, Notice
 from changefeed.catalog import Catalog, SourceLease
-from changefeed.core import elapsed
+from changefeed.core import elapsed, faults
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Flush
@@ -499,6 +499,37 @@ def test_a_follower_keeps_no_more_copies_than_it_may(shared: Shared) -> None:
                 assert read == [1, 2, 3, 4, 5]
                 until(lambda: not list(root.glob("segment-*.parquet")), "the copies go")
         follower.close()
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        faults.Point.LOG_ROLL_CREATED,
+        faults.Point.LOG_LEDGER_WRITE,
+        faults.Point.LOG_LEDGER_WRITTEN,
+        faults.Point.LOG_LEDGER_RENAMED,
+    ],
+)
+def test_what_is_appended_after_a_journal_could_not_be_sealed_is_there_for_the_next_node(
+    shared: Shared, point: faults.Point
+) -> None:
+    """Without room capture seals its journal, so that history can go. The next node must see no
+    sealed journal to which this one appended."""
+    appended = [1]
+    with shared.open("one") as writer:
+        writer.append(flush([], Timestamp(1_000), 1_000))
+        append(writer, 1_001, 1)
+        with faults.armed(f"{point}:full"), pytest.raises(ChangefeedError):
+            writer.roll()
+        # Either nothing was registered, or the writer takes nothing more.
+        with suppress(ChangefeedError):
+            append(writer, 1_002, 2)
+            appended.append(2)
+    with shared.open("two"):
+        assert shared.rows("two") == appended
+    with shared.open("one") as writer:
+        append(writer, 1_003, 3)
+        assert shared.rows("one") == [*appended, 3]
 
 
 def test_a_follower_goes_on_when_a_copy_cannot_be_removed(
