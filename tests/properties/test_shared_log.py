@@ -415,6 +415,8 @@ class TwoHosts(RuleBasedStateMachine):
         """Retention removes what the follower's reader has read."""
         assert self.writer is not None
         self.faults.store = self.faults.state = ""
+        while self.flying:
+            self.register()  # an upload may have failed already
         self.wall += 1
         self.writer.roll()
         self.writer.settings = replace(SIZES, gc_ttl=0.0, max_age=10.0**9)
