@@ -365,7 +365,7 @@ class _Lines:
                             return
                         from_thread.run(line, value)
                 except ChangefeedError as error:
-                    from_thread.run(line, {"error": problem(error)})
+                    from_thread.run(line, {"error": self._run.problem(error)})
 
         try:
             await to_thread.run_sync(work, limiter=self._limiter)

@@ -33,6 +33,10 @@ _SCHEMAS: dict[str, Any] = {
         "properties": {
             "title": {"type": "string"},
             "status": {"type": "integer"},
+            "offset": {
+                "type": "integer",
+                "description": "Where the failed statement begins in the text; 0 if left out.",
+            },
             **_ERROR,
             "problems": {"type": "array", "items": {"$ref": "#/components/schemas/Error"}},
             "results": {

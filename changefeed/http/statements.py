@@ -109,6 +109,7 @@ class StatementRun:
         streams: the client takes rows of a feed without a sink.
         last: the id of the last event that it saw, or empty at its first request; None where it
             does not take events.
+        offset: where the statement at work begins in the text of the request.
     """
 
     interpreter: Interpreter
@@ -116,6 +117,7 @@ class StatementRun:
     session: Session
     streams: bool
     last: str | None = None
+    offset: int = 0
 
     def lines(self) -> Generator[dict[str, Any]]:
         """What the client gets, in order: ``result``, ``row`` of a sinkless feed, ``session`` at
@@ -125,16 +127,21 @@ class StatementRun:
             ChangefeedError: a statement failed; those before it have run.
         """
         restore_session(self.asked.session, self.session)
-        pieces = [piece.text for piece in split(self.asked.statement) if piece.text.strip()]
+        pieces = [piece for piece in split(self.asked.statement) if piece.text.strip()]
         if not pieces:
             raise ChangefeedError(Code.SYNTAX_ERROR, "there is no statement")
         if self.last and len(pieces) > 1:
             raise ChangefeedError(Code.INVALID_OPTION_VALUE, ONE_FEED)
         if self.asked.parameters and len(pieces) > 1:
             raise _wrong('field "parameters" goes with one statement')
-        for text in pieces:
-            yield from self._one(text)
+        for piece in pieces:
+            self.offset = piece.start
+            yield from self._one(piece.text)
         yield {"session": session_form(self.session)}
+
+    def problem(self, error: ChangefeedError) -> dict[str, Any]:
+        """The error that ended the lines, as JSON has it."""
+        return problem(error) | ({"offset": self.offset} if self.offset else {})
 
     def _one(self, text: str) -> Iterator[dict[str, Any]]:
         parameters = self.asked.parameters
@@ -173,5 +180,5 @@ def collected(run: StatementRun) -> tuple[dict[str, Any], ChangefeedError | None
             else:
                 answer |= line
     except ChangefeedError as error:
-        return problem(error) | answer, error
+        return run.problem(error) | answer, error
     return answer, None

@@ -157,10 +157,11 @@ def test_statements_by_keyboard(feeds: Feeds, page: Page) -> None:
         page.until("document.querySelector('section[aria-label=\"PAUSE CHANGEFEED\"]')")
         assert feeds.catalog.job("plain").status == "paused"
         page.js("document.querySelector('textarea').select()")
-        page.type("SHOW CHANGEFEED plian")
+        page.type("SHOW CHANGEFEEDS; SHOW CHANGEFEED plian")
         page.press("Enter", control=True)
         shows(page, 'did you mean "plain"?')
         assert page.js("document.querySelector('mark').textContent") == "plian"
+        assert page.js("getSelection().toString()") == "plian"
         # From the top: over the links of the frame to the list, and into a feed.
         page.js("document.querySelector('.brand').focus()")
         page.press("Tab")

@@ -109,8 +109,10 @@ def test_an_error_has_the_fields_and_the_status_of_its_class(
 
 
 def test_the_statements_before_a_failed_one_have_run(bench: Bench) -> None:
-    status, body = bench.run(f"{MADE}; SHOW CHANGEFEED nobody; DROP CHANGEFEED f")
+    text = f"{MADE}; SHOW CHANGEFEED nobody; DROP CHANGEFEED f"
+    status, body = bench.run(text)
     assert status == 404
+    assert text[body["offset"] :][body["start"] : body["end"]] == "nobody"
     assert [result["tag"] for result in body["results"]] == ["CREATE CHANGEFEED"]
     assert bench.world.interpreter.feeds() == ["f"]
 

@@ -19,9 +19,10 @@ function cell(form) {
 const plain = (form) => (form !== null && typeof form === "object" && !form.list && !form.text
   ? Object.values(form)[0] : cell(form));
 
-function table(label, names, rows) {
+function table(label, names, rows, filter = false) {
   const shown = new Table(label, names.map((name, at) => ({ name, title: name,
-    show: (row) => cell(row[at]), value: (row) => plain(row[at]) })), { empty: "no rows" });
+    show: (row) => cell(row[at]), value: (row) => plain(row[at]) })), { empty: "no rows", filter });
+  shown.element.classList.add("wide");
   shown.update(rows);
   return shown;
 }
@@ -33,12 +34,15 @@ function result(form) {
   return h("section", { "aria-label": form.tag }, h("h2", {}, form.tag),
     form.notices.map((said) => notice(said)),
     form.sections?.length ? form.sections.map((part) => facts(part.title, part.facts))
-      : names.length ? table(form.tag, names, form.rows).element : quiet("done"),
+      : form.brief ? table(form.tag, form.brief.columns, form.brief.rows, true).element : null,
+    form.sections?.length || form.brief ? h("details", {}, h("summary", {}, "every column"),
+      table(`${form.tag}, every column`, names, form.rows).element)
+      : names.length ? table(form.tag, names, form.rows, true).element : quiet("done"),
     form.failure && errorNotice(new ApiError(form.failure)));
 }
 
 /** The place of an error in what was sent. */
-function place(statement, { start, end }) {
+function place(statement, [start, end]) {
   if (start == null) return "";
   return h("pre", { class: "statement" }, statement.slice(0, start),
     h("mark", {}, statement.slice(start, end) || " "), statement.slice(end));
@@ -150,8 +154,10 @@ export function editor(main, { signal }) {
   }
 
   function failed(statement, body) {
-    if (body.start != null) area.setSelectionRange(body.start, body.end);
-    return [...errorNotice(new ApiError(body)), place(statement, body)];
+    const at = body.start == null ? []
+      : [body.start, body.end].map((end) => (body.offset ?? 0) + end);
+    if (at.length) area.setSelectionRange(...at);
+    return [...errorNotice(new ApiError(body)), place(statement, at)];
   }
 
   area.value = text;
