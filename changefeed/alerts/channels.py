@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from email.message import EmailMessage
 from typing import Final
-from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -33,8 +32,9 @@ from changefeed.core.settings import (
     invalid,
     rest,
     setting,
+    tls_context,
 )
-from changefeed.core.uri import invalid_uri, split_uri
+from changefeed.core.uri import invalid_uri, split_uri, webhook_endpoint
 
 #: Seconds without an answer after which a message has failed.
 PATIENCE: Final = 10.0
@@ -63,14 +63,7 @@ class Channel(ABC):
         """
 
     def _tls(self) -> ssl.SSLContext:
-        try:
-            return ssl.create_default_context(cadata=self._authority.ca_cert)
-        except (ssl.SSLError, ValueError) as error:
-            raise ChangefeedError(
-                Code.INVALID_PARAMETER,
-                "ca_cert of an alert's URI holds no usable PEM text",
-                hint="encode the PEM file in base 64.",
-            ) from error
+        return tls_context(self._authority.ca_cert)
 
 
 def channel(uri: str) -> Channel:
@@ -129,11 +122,7 @@ class WebhookAlerts(Settings):
     @property
     def url(self) -> str:
         """Where to POST. Its path may be a secret, so it is not shown."""
-        parts = urlsplit(self.uri.text)
-        pairs = "&".join(f"{quote(n, safe='')}={quote(v, safe='')}" for n, v in self.query)
-        scheme = self.uri.scheme.removeprefix("webhook-")
-        address = f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path or '/'}"
-        return address + (f"?{pairs}" if pairs else "")
+        return webhook_endpoint(self.uri.text, self.query)
 
     def check(self) -> Iterator[ChangefeedError]:
         if len(self.uri.hosts) != 1 or not self.uri.host:

@@ -14,13 +14,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.quantities import parse_duration, parse_size
 from changefeed.core.secret_names import is_secret
 from changefeed.core.uri import Parts, split_uri
 from grammar.spelling import did_you_mean
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class ParameterKind(StrEnum):
@@ -521,6 +524,26 @@ class Authority(Settings):
         ParameterKind.BASE64,
         convert=read_pem,
     )
+
+
+def tls_context(ca_cert: str | None) -> ssl.SSLContext:
+    """What a client with TLS trusts: ``ca_cert``, or without it the authorities of the machine.
+
+    Raises:
+        ChangefeedError: CF1207, the text is no PEM text.
+    """
+    import ssl  # a listing does without it
+
+    try:
+        return ssl.create_default_context(cadata=ca_cert)
+    except (ssl.SSLError, ValueError) as error:
+        raise no_pem("ca_cert") from error
+
+
+def no_pem(names: str) -> ChangefeedError:
+    """The error for parameters whose text is no certificate and no key."""
+    hint = "encode the PEM file in base 64."
+    return ChangefeedError(Code.INVALID_PARAMETER, f"{names} holds no usable PEM text", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ on text that is not a URI: it hides everything that it cannot parse.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.secret_names import is_secret
@@ -183,6 +183,15 @@ def without(uri: str, names: Collection[str]) -> str:
 
 #: A URL in the place of the path, as in ``experimental-sql:///postgresql://..``.
 NESTED = re.compile(r"///+([A-Za-z][\w+.-]*:.*)", re.DOTALL)
+
+
+def webhook_endpoint(text: str, query: Iterable[tuple[str, str]]) -> str:
+    """Where to POST for a URI of ``webhook-https`` or ``webhook-http``: the path as it was written,
+    no user, and only these parameters. The path and the query may hold a token."""
+    parts = urlsplit(text)
+    pairs = "&".join(f"{quote(n, safe='')}={quote(v, safe='')}" for n, v in query)
+    scheme, place = parts.scheme.removeprefix("webhook-"), parts.netloc.rpartition("@")[2]
+    return f"{scheme}://{place}{parts.path or '/'}" + (f"?{pairs}" if pairs else "")
 
 
 #: Schemes whose path is the password, as a chat's incoming webhook has it.

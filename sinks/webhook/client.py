@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import Action, ChangefeedError, Code
-from changefeed.core.settings import Tls
+from changefeed.core.settings import Tls, no_pem, tls_context
 from changefeed.core.time_limits import PATIENCE, limit_httpx
 from sinks.webhook.options import WebhookSettings
 
@@ -242,18 +242,15 @@ def _unreachable(place: str, error: httpx.HTTPError) -> ChangefeedError:
 
 
 def _context(tls: Tls) -> ssl.SSLContext:
+    context = tls_context(tls.ca_cert)
     try:
-        context = ssl.create_default_context(cadata=tls.ca_cert)
         if tls.insecure_tls_skip_verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if tls.client_cert is not None and tls.client_key is not None:
             _load_client(context, tls.client_cert, tls.client_key)
     except (ssl.SSLError, ValueError) as error:
-        problem = "ca_cert, client_cert or client_key holds no usable PEM text"
-        raise ChangefeedError(
-            Code.INVALID_PARAMETER, problem, hint="encode the PEM file in base 64."
-        ) from error
+        raise no_pem("client_cert or client_key") from error
     return context
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.settings import Settings, Tls, group, invalid, rest, setting
-from changefeed.core.uri import invalid_uri
+from changefeed.core.uri import invalid_uri, webhook_endpoint
 from changefeed.options.sink_config import RetryLimits, WebhookSinkConfig
 from sinks.naming import TOPIC_PREFIX
 
@@ -35,12 +35,8 @@ class WebhookSettings(Settings):
 
     @cached_property
     def url(self) -> str:
-        """Where to POST: the path as it was written, no user, and only parameters of its own. The
-        path and the query may hold a token, so it is not shown: :attr:`place` is."""
-        parts = urlsplit(self.uri.text)
-        pairs = "&".join(f"{quote(n, safe='')}={quote(v, safe='')}" for n, v in self.query)
-        address = f"{parts.scheme.removeprefix('webhook-')}://{self.place}{parts.path or '/'}"
-        return address + (f"?{pairs}" if pairs else "")
+        """Where to POST. It may hold a token, so it is not shown: :attr:`place` is."""
+        return webhook_endpoint(self.uri.text, self.query)
 
     @property
     def place(self) -> str:

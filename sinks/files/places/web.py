@@ -6,7 +6,6 @@ There is no listing, so there are no manifests.
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.settings import tls_context
 from changefeed.core.time_limits import PATIENCE, limit_httpx
 from sinks.files.places.base import ListedFile, Move, publish_whole
 from sinks.files.places.spec import PlaceSpec
@@ -52,7 +52,9 @@ class WebPlace:
             login = arguments.get("user")
             self._client = httpx.Client(
                 # Without TLS (and redirects are not followed) there is nothing to load.
-                verify=_context(arguments.get("ca")) if self._root.startswith("https:") else False,
+                verify=tls_context(arguments.get("ca"))
+                if self._root.startswith("https:")
+                else False,
                 auth=None if login is None else (login, arguments.get("password", "")),
                 timeout=self._timeout,
             )
@@ -143,13 +145,3 @@ def _judged(shown: str, status: int) -> ChangefeedError:
     return ChangefeedError(
         Code.SINK_REFUSED_LOGIN, f"{shown} does not take files: {said}", hint=hint
     )
-
-
-def _context(ca: str | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cadata=ca)
-    except (ssl.SSLError, ValueError) as error:
-        problem = "ca_cert holds no usable PEM text"
-        raise ChangefeedError(
-            Code.INVALID_PARAMETER, problem, hint="encode the PEM file in base 64."
-        ) from error
