@@ -275,19 +275,21 @@ def test_what_happens_between_joining_and_the_first_look(
 ) -> None:
     """The rows may have been read in between, by the process that set up the source."""
     parted = History("parted", (), None)
-    plain, calm = quiet("plain", parted=False), quiet("calm", parted=False)
-    for history in (parted, plain, calm):
+    plain, keyed, calm = (quiet(name, parted=False) for name in ("plain", "keyed", "calm"))
+    every = (parted, plain, keyed, calm)
+    for history in every:
         make(postgres, history)
         fill(postgres, history)
     catalog = Catalog()
     with closing(PostgresSource("src", postgres.uri)) as source:
         held = source.attach(postgres.name, None)
-        tables = [source.describe("public", history.name) for history in (parted, plain, calm)]
+        tables = [source.describe("public", history.name) for history in every]
         held.capture([table.table for table in tables], resume=False)
         for table in tables:
             catalog.intern(table)
         postgres.execute("alter table parted detach partition parted_b")
         postgres.execute("alter table plain alter v type int using v * 10")
+        postgres.execute("alter table keyed alter id type int using -id")
         postgres.execute("alter table calm alter v set not null, add w int")
         held.capture([table.table for table in tables], resume=True)
         position, _ = held.start()
@@ -315,6 +317,7 @@ def test_what_happens_between_joining_and_the_first_look(
         stream.close()
         held.release()
     assert sorted(found) == [
+        ("keyed", "its stored rows or types changed when it was read for the first time", True),
         ("parted", "its partitions changed when it was read for the first time", True),
         ("plain", "its stored rows or types changed when it was read for the first time", False),
     ]

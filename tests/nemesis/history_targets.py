@@ -235,22 +235,25 @@ class Judge:
     def look(self) -> None:
         """Every table is equal, or its feed has reported it as failed; those are read again."""
         for copy in self._copies:
-            for _ in range(3):
+            for attempt in range(3):
                 self._sync(copy)
                 failed = self._failed(copy)
                 for table, error in failed.items():
-                    self.help(copy, table, error)
+                    self.help(copy, table, error, again=attempt > 0)
                 if not failed:
                     break
         deadline = time.monotonic() + NOTICE_SECONDS
-        while unequal := self._unequal():
-            if time.monotonic() > deadline:
+        while True:
+            late = time.monotonic() > deadline
+            for copy in self._copies:
+                self._sync(copy)
+            if not (unequal := self._unequal()):
+                return
+            if late:  # and what was read was read after that
                 history = ";\n".join(self._server.done[-60:])
                 said = "\n".join(self._said(copy) for copy in self._copies)
                 raise AssertionError(f"unequal: {unequal}\n{history}\n{said}")
             time.sleep(0.5)
-            for copy in self._copies:
-                self._sync(copy)
 
     def _unequal(self) -> dict[str, str]:
         found = {}
@@ -266,11 +269,11 @@ class Judge:
                     found[f"{copy.feed} {table}"] = text
         return found
 
-    def help(self, copy: Copy, table: str, reported: str) -> None:
+    def help(self, copy: Copy, table: str, reported: str, *, again: bool) -> None:
         """What the hints ask for: the table is read again; if that was in vain, made again."""
         self.failures.append(f"{copy.feed} {table}: {reported}")
         name = f"{self._server.schema}.{table}"
-        again = self._last.get((copy.feed, table)) == reported
+        again = again or self._last.get((copy.feed, table)) == reported
         self._last[copy.feed, table] = reported
         copy.begin_again(table)
         if not again:

@@ -64,8 +64,7 @@ def test_a_table_without_transactions_is_added_again(
     copy = DuckDBCopy("f", tmp_path / "f.duckdb")
     judge = judge_of(server, service, copy)
     server.run("ALTER TABLE words DROP PRIMARY KEY, ENGINE = MyISAM")
-    for _ in range(2):
-        judge.help(copy, "words", "it has failed")
+    judge.help(copy, "words", "it has failed", again=True)
     server.run("INSERT INTO words (id) VALUES (1)")
     judge.look()
     assert copy.query("SELECT id FROM words") == [(1,)]

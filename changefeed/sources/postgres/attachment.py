@@ -54,7 +54,7 @@ def object_name(owner: str, source: str) -> str:
 
 def stored_of(memo: Memo) -> dict[int, Fingerprints]:
     """How the tables were stored when they joined, by oid."""
-    return {int(oid): (heaps, rest) for oid, (heaps, rest) in memo.get("stored", {}).items()}
+    return {int(oid): tuple(found) for oid, found in memo.get("stored", {}).items()}
 
 
 @dataclass
@@ -165,7 +165,7 @@ class PostgresAttachment(Attachment):
         messages = {"messages": True} if self._messages else {}
         ddl = {"ddl": True} if self._ddl else {}
         theirs = {"given": self._given.memo()} if self._given else {}
-        fingerprints = {str(oid): list(both) for oid, both in self._stored.items()}
+        fingerprints = {str(oid): list(found) for oid, found in self._stored.items()}
         stored = {"stored": fingerprints} if fingerprints else {}
         names = {"slot": self.slot, "publication": self.publication}
         return {**names, **before, **messages, **ddl, **theirs, **stored}

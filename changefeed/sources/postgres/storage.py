@@ -97,8 +97,9 @@ class TypeParts:
     parts: Mapping[str, str]
 
 
-#: Of what holds a table's rows, and of the types of the user that they are made of.
-Fingerprints = tuple[str, str]
+#: Of what holds a table's rows, of the types of the user that they are made of, and of the
+#: definitions of the key's columns, which a memo of an earlier version lacks.
+Fingerprints = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +131,12 @@ class Storage:
             "horizon": self.horizon,
         }
 
-    def fingerprints(self) -> Fingerprints:
-        """What decides whether rows changed since, in short."""
+    def fingerprints(self, key: Collection[str]) -> Fingerprints:
+        """What decides whether rows changed since, in short; ``key`` as :func:`key_of` says."""
         heaps = sorted((oid, h.file, h.link) for oid, h in self.heaps.items())
         types = sorted((oid, sorted(t.parts.items())) for oid, t in self.types.items())
-        return _digest(heaps), _digest(types)
+        keys = sorted((n, writer) for n, (name, writer) in self.columns.items() if name in key)
+        return _digest(heaps), _digest(types), _digest(keys)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Storage:
@@ -149,6 +151,11 @@ class Storage:
 
 def _digest(what: object) -> str:
     return sha256(json.dumps(what).encode()).hexdigest()[:16]
+
+
+def key_of(details: TableDetails) -> tuple[str, ...]:
+    """The columns by which readers may know a row."""
+    return (*details.primary_key, *details.identity_key)
 
 
 def columns_of(details: TableDetails) -> dict[int, tuple[str, int]]:
@@ -204,5 +211,6 @@ def read_fingerprints(
 ) -> dict[int, Fingerprints]:
     """Of these tables; dropped ones are left out. ``publication``: whose lists of columns count.
     In one snapshot, if the connection is in a transaction that has one."""
-    storage = read_storage(connection, read_details(connection, oids, publication))
-    return {oid: one.fingerprints() for oid, one in storage.items()}
+    tables = read_details(connection, oids, publication)
+    storage = read_storage(connection, tables)
+    return {oid: one.fingerprints(key_of(tables[oid])) for oid, one in storage.items()}

@@ -32,7 +32,7 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.durable import read_durable, replace_durably
 from changefeed.core.proofs import AlteredBytes
 from changefeed.sources.postgres.connect import LateSession, PsycopgConnection
-from changefeed.sources.postgres.storage import Fingerprints, Heap, Storage, columns_of
+from changefeed.sources.postgres.storage import Fingerprints, Heap, Storage, columns_of, key_of
 from changefeed.sources.postgres.types import TableDetails
 
 #: The file next to the change log with what was seen last.
@@ -258,11 +258,6 @@ def _remember(known: dict[int, deque[int]], oid: int, xid: int) -> None:
     known.setdefault(oid, deque(maxlen=_TRANSACTIONS)).append(xid)
 
 
-def _key(details: TableDetails) -> tuple[str, ...]:
-    """The columns by which readers may know a row."""
-    return (*details.primary_key, *details.identity_key)
-
-
 def _parted(tables: Mapping[int, Storage]) -> frozenset[int]:
     return frozenset(oid for oid, one in tables.items() if oid not in one.heaps)
 
@@ -319,26 +314,31 @@ class StorageWatch:
         for oid in filter(self._differs, self._found):
             self._changed = True
             old, change = self._seen.get(oid), None
+            key = key_of(tables[oid])
             if old is not None:
                 known = self._emptied.get(oid, ()), self._altered.get(oid, ())
-                key, refilled = _key(tables[oid]), self._has_new_rows(oid)
+                refilled = self._has_new_rows(oid)
                 change = compare(old, self._found[oid], *known, rows, key, refilled=refilled)
             elif self._damaged:
                 change = StoredChange("what was known of its stored rows is lost", moved=True)
             else:
-                change = self._since_it_joined(oid)
+                change = self._since_it_joined(oid, key)
             if change is not None:
                 changes[oid] = change
         return changes
 
-    def _since_it_joined(self, oid: int) -> StoredChange | None:
+    def _since_it_joined(self, oid: int, key: Collection[str]) -> StoredChange | None:
         """Of a table that is looked at for the first time, whose rows may have been read."""
-        before, now = self._before().get(oid), self._found[oid].fingerprints()
-        if before is None or before == now:
+        before, now = self._before().get(oid), self._found[oid].fingerprints(key)
+        if before is None or before[:2] == now[:2]:
             return None
-        moved = before[0] != now[0] and oid not in self._found[oid].heaps
-        what = "partitions" if moved else "stored rows or types"
-        return StoredChange(f"its {what} changed when it was read for the first time", moved)
+        rewritten = before[0] != now[0]
+        parted = rewritten and oid not in self._found[oid].heaps
+        what = "partitions" if parted else "stored rows or types"
+        keys_moved = rewritten and before[2:] != now[2:]
+        return StoredChange(
+            f"its {what} changed when it was read for the first time", parted or keys_moved
+        )
 
     def reported(self) -> None:
         """The changes are durable in the change log."""
@@ -375,7 +375,7 @@ class StorageWatch:
         """The table is read again, as the catalog shows it now or later: how its columns were
         rewritten until then needs no further word. Whether its keys may have been, too."""
         columns, moved = columns_of(details), False
-        numbers = {column.number for column in details.columns if column.name in _key(details)}
+        numbers = {column.number for column in details.columns if column.name in key_of(details)}
         for storages in (self._seen, self._found):
             old = storages.get(details.oid)
             if old is None:
