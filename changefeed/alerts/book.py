@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from changefeed.alerts.rules import Finding
+from changefeed.alerts.rules import Breach
 
 #: Something that comes and goes within so many seconds is one alert.
 QUIET: Final = 60.0
@@ -19,13 +19,13 @@ class Alert:
     """An alert, as it is sent.
 
     Attributes:
-        finding: what was found when it began or was repeated; with the value of that moment.
+        breach: what was found when it began or was repeated; with the value of that moment.
         began: when it was found first, ns since 1970.
         ended: when it was found no more; None while it lasts.
         reason: what SHOW CHANGEFEEDS says of the feed, if the alert is about one.
     """
 
-    finding: Finding
+    breach: Breach
     began: int
     ended: int | None = None
     reason: str = ""
@@ -45,7 +45,7 @@ class AlertBook:
     def __init__(self) -> None:
         self._entries: dict[object, _Entry] = {}
 
-    def look(self, found: Iterable[Finding], monotonic: float, wall: int) -> list[Alert]:
+    def look(self, found: Iterable[Breach], monotonic: float, wall: int) -> list[Alert]:
         """Take what was found now; returns what there is to say: alerts that began, are to be
         repeated, or have ended.
 
@@ -53,12 +53,12 @@ class AlertBook:
             monotonic: seconds of a clock that is never set.
             wall: ns since 1970.
         """
-        for finding in found:
-            entry = self._entries.get(finding.key)
+        for breach in found:
+            entry = self._entries.get(breach.key)
             if entry is None:
-                entry = _Entry(Alert(finding, wall), monotonic, monotonic)
-                self._entries[finding.key] = entry
-            entry.alert, entry.seen = replace(entry.alert, finding=finding), monotonic
+                entry = _Entry(Alert(breach, wall), monotonic, monotonic)
+                self._entries[breach.key] = entry
+            entry.alert, entry.seen = replace(entry.alert, breach=breach), monotonic
         said = []
         for key, entry in list(self._entries.items()):
             if entry.seen < monotonic:
@@ -68,7 +68,7 @@ class AlertBook:
                 if entry.said is not None:
                     said.append(replace(entry.alert, ended=wall))
             elif entry.said is None:
-                if monotonic - entry.since >= entry.alert.finding.rule.hold:
+                if monotonic - entry.since >= entry.alert.breach.rule.hold:
                     entry.said = monotonic
                     said.append(entry.alert)
             elif monotonic - entry.said >= REPEAT:

@@ -19,7 +19,7 @@ from typing import Final
 import httpx
 
 from changefeed.alerts.book import Alert
-from changefeed.alerts.rules import Finding, Rule
+from changefeed.alerts.rules import Breach, Rule
 from changefeed.core.addresses import names_this_machine
 from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
@@ -46,7 +46,7 @@ _HINT = (
 )
 
 
-class Channel(ABC):
+class AlertChannel(ABC):
     """A place that alerts go to."""
 
     def __init__(self, place: str, authority: Authority) -> None:
@@ -66,7 +66,7 @@ class Channel(ABC):
         return tls_context(self._authority.ca_cert)
 
 
-def channel(uri: str) -> Channel:
+def channel(uri: str) -> AlertChannel:
     """The channel of a URI; connects to nothing.
 
     Raises:
@@ -84,20 +84,20 @@ def try_channel(uri: str, clock: Clock) -> str:
     """Send a test alert; returns the place that took it.
 
     Raises:
-        ChangefeedError: as :func:`channel` and :meth:`Channel.send`.
+        ChangefeedError: as :func:`channel` and :meth:`AlertChannel.send`.
     """
     opened = channel(uri)
     rule = Rule("ChangefeedTest", "", 0.0, "warning", "alerts", "This is a test of --alert.")
     now = clock.now().wall
-    opened.send([Alert(Finding(rule, (), 1.0), now, now)], socket.gethostname())
+    opened.send([Alert(Breach(rule, (), 1.0), now, now)], socket.gethostname())
     return opened.place
 
 
 def line(alert: Alert) -> str:
     """One alert for people: ``FIRING critical: Source shop does not answer.``"""
-    rule = alert.finding.rule
+    rule = alert.breach.rule
     word = "RESOLVED" if alert.ended is not None else "FIRING"
-    text = f"{word} {rule.severity}: {alert.finding.summary}"
+    text = f"{word} {rule.severity}: {alert.breach.summary}"
     return text if alert.ended is not None or not alert.reason else f"{text} {alert.reason}"
 
 
@@ -129,7 +129,7 @@ class WebhookAlerts(Settings):
             yield invalid_uri("a webhook needs one host", f"write {self.uri.scheme}://host/path")
 
 
-class WebhookChannel(Channel):
+class WebhookChannel(AlertChannel):
     """Alerts as a POST: Alertmanager's webhook format, version 4, or a message of Slack."""
 
     def __init__(self, settings: WebhookAlerts) -> None:
@@ -181,15 +181,15 @@ def _alertmanager(alerts: Sequence[Alert], node: str) -> dict[str, object]:
 
 
 def _of_alertmanager(alert: Alert, node: str) -> dict[str, object]:
-    rule = alert.finding.rule
+    rule = alert.breach.rule
     labels = {
         "alertname": rule.name,
         "job": "changefeed",
         "instance": node,
         "severity": rule.severity,
-        **dict(alert.finding.labels),
+        **dict(alert.breach.labels),
     }
-    annotations = {"summary": alert.finding.summary, "runbook_url": _RUNBOOK + rule.section}
+    annotations = {"summary": alert.breach.summary, "runbook_url": _RUNBOOK + rule.section}
     if alert.reason:
         annotations["description"] = alert.reason
     return {
@@ -199,7 +199,7 @@ def _of_alertmanager(alert: Alert, node: str) -> dict[str, object]:
         "startsAt": _moment(alert.began),
         "endsAt": "0001-01-01T00:00:00Z" if alert.ended is None else _moment(alert.ended),
         "generatorURL": "",
-        "fingerprint": "/".join([rule.name, *(f"{n}={v}" for n, v in alert.finding.labels)]),
+        "fingerprint": "/".join([rule.name, *(f"{n}={v}" for n, v in alert.breach.labels)]),
     }
 
 
@@ -234,7 +234,7 @@ class MailAlerts(ServerSettings):
                 yield invalid(f"{name} must be an address, as {name}=feeds@example.com")
 
 
-class MailChannel(Channel):
+class MailChannel(AlertChannel):
     """Alerts as a mail in plain text."""
 
     def __init__(self, settings: MailAlerts) -> None:
@@ -249,7 +249,7 @@ class MailChannel(Channel):
         message["Subject"] = f"changefeed on {node}: {', '.join(counts)}"
         message["From"] = self._settings.sender
         message["To"] = self._settings.to
-        links = sorted({_RUNBOOK + alert.finding.rule.section for alert in alerts})
+        links = sorted({_RUNBOOK + alert.breach.rule.section for alert in alerts})
         message.set_content("\n".join([*map(line, alerts), "", "What to do:", *links]))
         called = f"the mail server at {self.place}"
         try:

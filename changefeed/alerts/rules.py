@@ -41,7 +41,7 @@ class Rule:
     section: str
     summary: str
 
-    def find(self, metrics: Iterable[Metric]) -> Iterator[Finding]:
+    def find(self, metrics: Iterable[Metric]) -> Iterator[Breach]:
         """What the rule finds in the metrics of a node."""
         parsed = _EXPRESSION.fullmatch(self.expression)
         if parsed is None:
@@ -52,11 +52,11 @@ class Rule:
                 if sample.name != metric or (label and sample.labels[label] != wanted):
                     continue
                 if _COMPARED[comparison](sample.value, float(number)):
-                    yield Finding(self, tuple(sorted(sample.labels.items())), sample.value)
+                    yield Breach(self, tuple(sorted(sample.labels.items())), sample.value)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Breach:
     """A metric that a rule names, with the value that it has now."""
 
     rule: Rule
@@ -133,7 +133,7 @@ RULES: Final = (
 )
 
 
-def findings(metrics: Iterable[Metric], rules: Iterable[Rule] = RULES) -> list[Finding]:
+def breaches(metrics: Iterable[Metric], rules: Iterable[Rule] = RULES) -> list[Breach]:
     """What the rules find in the metrics of a node."""
     families = list(metrics)
-    return [finding for rule in rules for finding in rule.find(families)]
+    return [breach for rule in rules for breach in rule.find(families)]

@@ -11,8 +11,8 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from changefeed.alerts.book import Alert, AlertBook
-from changefeed.alerts.channels import Channel
-from changefeed.alerts.rules import findings
+from changefeed.alerts.channels import AlertChannel
+from changefeed.alerts.rules import breaches
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.internal_errors import FailureCounter
@@ -31,7 +31,7 @@ class AlertWatch:
 
     def __init__(
         self,
-        channels: Sequence[Channel],
+        channels: Sequence[AlertChannel],
         metrics: Callable[[], Iterable[Metric]],
         reasons: Callable[[], dict[str, str]],
         leads: Callable[[], bool],
@@ -52,8 +52,8 @@ class AlertWatch:
         self._every = every
         self._failures = FailureCounter(clock)
         self._book = AlertBook()
-        self._waiting: dict[Channel, list[Alert]] = {channel: [] for channel in channels}
-        self._troubles: dict[Channel, str] = {}
+        self._waiting: dict[AlertChannel, list[Alert]] = {channel: [] for channel in channels}
+        self._troubles: dict[AlertChannel, str] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
 
@@ -80,11 +80,11 @@ class AlertWatch:
             self._book = AlertBook()
             return
         now = self._clock.now().wall
-        said = self._book.look(findings(self._metrics()), self._clock.monotonic(), now)
+        said = self._book.look(breaches(self._metrics()), self._clock.monotonic(), now)
         if said:
             reasons = self._reasons()
             said = [
-                replace(alert, reason=reasons.get(dict(alert.finding.labels).get("feed", ""), ""))
+                replace(alert, reason=reasons.get(dict(alert.breach.labels).get("feed", ""), ""))
                 for alert in said
             ]
         for channel, waiting in self._waiting.items():
@@ -93,7 +93,7 @@ class AlertWatch:
             if waiting:
                 self._send(channel, waiting)
 
-    def _send(self, channel: Channel, waiting: list[Alert]) -> None:
+    def _send(self, channel: AlertChannel, waiting: list[Alert]) -> None:
         try:
             channel.send(waiting, socket.gethostname())
         except ChangefeedError as error:

@@ -16,8 +16,8 @@ from aiosmtpd.smtp import AuthResult, Envelope, LoginPassword
 from click.testing import CliRunner
 
 from changefeed.alerts.book import QUIET, REPEAT, Alert, AlertBook
-from changefeed.alerts.channels import Channel, channel, try_channel
-from changefeed.alerts.rules import RULES, Finding, Rule, findings
+from changefeed.alerts.channels import AlertChannel, channel, try_channel
+from changefeed.alerts.rules import RULES, Breach, Rule, breaches
 from changefeed.alerts.watch import MOST, AlertWatch
 from changefeed.core.clock import ManualClock
 from changefeed.core.errors import ChangefeedError
@@ -33,8 +33,8 @@ from tests.unit import test_alert_files
 BEHIND, SOURCE_DOWN = RULES[1], RULES[3]
 
 
-def late(feed: str = "f", seconds: float = 400.0, rule: Rule = BEHIND) -> Finding:
-    return Finding(rule, (("feed", feed), ("job_id", "1"), ("source", "shop")), seconds)
+def late(feed: str = "f", seconds: float = 400.0, rule: Rule = BEHIND) -> Breach:
+    return Breach(rule, (("feed", feed), ("job_id", "1"), ("source", "shop")), seconds)
 
 
 # ------------------------------------------------------------------------- rules
@@ -55,12 +55,12 @@ def test_each_rule_finds_what_is_wrong(bench: Bench) -> None:
     collector = StateCollector(bench.world.interpreter)
     bench.world.run("CREATE CHANGEFEED calm FOR orders INTO 'kafka://k:9092'")
     bench.world.node.deliver("calm", NOW, rows=50)
-    assert findings(collector.collect()) == []
+    assert breaches(collector.collect()) == []
     bench.world.run("DROP CHANGEFEED calm")
     test_alert_files.scraped(bench)
-    found = findings(collector.collect())
-    assert [finding.rule for finding in found] == list(RULES)
-    assert [finding.summary for finding in found] == [
+    found = breaches(collector.collect())
+    assert [breach.rule for breach in found] == list(RULES)
+    assert [breach.summary for breach in found] == [
         "Feed f needs attention.",
         "Feed f is 15h late.",
         "Feed f has used 60% of gc_ttl.",
@@ -76,9 +76,9 @@ def test_each_rule_finds_what_is_wrong(bench: Bench) -> None:
 def test_an_alert_begins_after_its_time_lasts_and_ends() -> None:
     book = AlertBook()
 
-    def look(at: float, *found: Finding) -> list[tuple[str, bool]]:
+    def look(at: float, *found: Breach) -> list[tuple[str, bool]]:
         said = book.look(found, at, int(at * 1e9))
-        return sorted((str(dict(a.finding.labels)["feed"]), a.ended is None) for a in said)
+        return sorted((str(dict(a.breach.labels)["feed"]), a.ended is None) for a in said)
 
     assert look(0, late()) == [], "a rule is true for its time first"
     assert look(200) == look(210, late()) == look(400, late("g")) == [], "it was not, in between"
@@ -97,16 +97,16 @@ def test_an_alert_says_when_it_began_and_what_it_is_now() -> None:
     book, day = AlertBook(), 10**9
     book.look([late(seconds=310)], 0, 1 * day)
     [alert] = book.look([late(seconds=650)], 300, 301 * day)
-    assert (alert.began, alert.finding.value, alert.ended) == (day, 650, None)
+    assert (alert.began, alert.breach.value, alert.ended) == (day, 650, None)
     book.look([late(seconds=700)], 310, 311 * day)
     [alert] = book.look([], 400, 401 * day)
-    assert (alert.began, alert.finding.value, alert.ended) == (day, 700, 401 * day)
+    assert (alert.began, alert.breach.value, alert.ended) == (day, 700, 401 * day)
 
 
 # ------------------------------------------------------------------------- the thread
 
 
-class Kept(Channel):
+class Kept(AlertChannel):
     """Takes alerts, or does not."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Kept(Channel):
         self.got.append(list(alerts))
 
 
-def watch(bench: Bench, *kept: Channel, leads: deque[bool] | None = None) -> AlertWatch:
+def watch(bench: Bench, *kept: AlertChannel, leads: deque[bool] | None = None) -> AlertWatch:
     interpreter = bench.world.interpreter
     return AlertWatch(
         kept,
@@ -183,7 +183,7 @@ def test_the_thread_looks_and_ends(bench: Bench) -> None:
         until(lambda: bool(kept.got), "the alert of gc_ttl waits for nothing")
     assert not watching._thread.is_alive()
     [alert] = kept.got[0]
-    assert alert.finding.rule.name == "ChangefeedRetentionUsed"
+    assert alert.breach.rule.name == "ChangefeedRetentionUsed"
     assert alert.reason.startswith("running") and "hunter2" not in repr(kept.got)
 
 
