@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,7 @@ class History:
         moved: rows came or left.
         parted: partitioned by range of ``id``.
         columns: further ones.
+        key: the columns of its key.
     """
 
     name: str
@@ -43,6 +44,7 @@ class History:
     moved: bool = False
     parted: bool = True
     columns: str = ""
+    key: str = "id"
 
 
 def moved(name: str, why: str, *statements: str) -> History:
@@ -142,6 +144,9 @@ HISTORIES = [
     written("many_labels", 'label "calm" of type many_labels_mood is "serene" now',
         "alter type {t}_mood rename value 'calm' to 'serene'",
         columns=", m many_labels_domain[] default '{{calm,wild}}'"),
+    History("keyed_labels", ("alter type {t}_mood rename value 'calm' to 'serene'",),
+        'label "calm" of type keyed_labels_mood is "serene" now', moved=True, parted=False,
+        columns=", m keyed_labels_domain default 'calm'", key="m, id"),
     written("pairs", "type pairs_pair has other attributes",
         "alter type {t}_pair add attribute z int", columns=", p pairs_pair default (1, 'calm')"),
     History("more_labels", ("alter type {t}_mood add value 'new' before 'calm'",
@@ -183,7 +188,8 @@ def make(db: Database, history: History) -> None:
         f"create type {t}_pair as (x int, y {t}_mood)"
     )
     by = " partition by range (id)" if history.parted else ""
-    db.execute(f"create table {t} (id int primary key, v int{history.columns.format()}){by}")
+    columns = f"id int, v int{history.columns.format()}, primary key ({history.key})"
+    db.execute(f"create table {t} ({columns}){by}")
     if history.parted:
         db.execute(
             f"create table {t}_a partition of {t} for values from (0) to (10);"
@@ -276,7 +282,11 @@ def test_what_happens_between_joining_and_the_first_look(
     """The rows may have been read in between, by the process that set up the source."""
     parted = History("parted", (), None)
     plain, keyed, calm = (quiet(name, parted=False) for name in ("plain", "keyed", "calm"))
-    every = (parted, plain, keyed, calm)
+    label = History("label", (), None, parted=False, columns=", m label_mood default 'calm'")
+    labelled = replace(
+        label, name="labelled", columns=label.columns.replace("label_", "labelled_"), key="id, m"
+    )
+    every = (parted, plain, keyed, calm, label, labelled)
     for history in every:
         make(postgres, history)
         fill(postgres, history)
@@ -290,6 +300,8 @@ def test_what_happens_between_joining_and_the_first_look(
         postgres.execute("alter table parted detach partition parted_b")
         postgres.execute("alter table plain alter v type int using v * 10")
         postgres.execute("alter table keyed alter id type int using -id")
+        for name in ("label", "labelled"):
+            postgres.execute(f"alter type {name}_mood rename value 'calm' to 'serene'")
         postgres.execute("alter table calm alter v set not null, add w int")
         held.capture([table.table for table in tables], resume=True)
         position, _ = held.start()
@@ -318,6 +330,8 @@ def test_what_happens_between_joining_and_the_first_look(
         held.release()
     assert sorted(found) == [
         ("keyed", "its stored rows or types changed when it was read for the first time", True),
+        ("label", "its stored rows or types changed when it was read for the first time", False),
+        ("labelled", "its stored rows or types changed when it was read for the first time", True),
         ("parted", "its partitions changed when it was read for the first time", True),
         ("plain", "its stored rows or types changed when it was read for the first time", False),
     ]

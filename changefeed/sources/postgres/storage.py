@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
@@ -91,14 +91,16 @@ class Heap:
 
 @dataclass(frozen=True, slots=True)
 class TypeParts:
-    """A type of the user: the labels of an enum by their number, or ``attributes``."""
+    """A type of the user: the labels of an enum by their number, or ``attributes``. ``columns``
+    are the names of the table's columns that are made of it; they are not stored."""
 
     name: str
     parts: Mapping[str, str]
+    columns: frozenset[str] = field(default=frozenset(), compare=False)
 
 
-#: Of what holds a table's rows, of the types of the user that they are made of, and of the
-#: definitions of the key's columns, which a memo of an earlier version lacks.
+#: Of what holds a table's rows, of the types of the user that they are made of, and of the key's
+#: columns their definitions and these types, which a memo of an earlier version lacks.
 Fingerprints = tuple[str, ...]
 
 
@@ -136,7 +138,8 @@ class Storage:
         heaps = sorted((oid, h.file, h.link) for oid, h in self.heaps.items())
         types = sorted((oid, sorted(t.parts.items())) for oid, t in self.types.items())
         keys = sorted((n, writer) for n, (name, writer) in self.columns.items() if name in key)
-        return _digest(heaps), _digest(types), _digest(keys)
+        of_keys = [(oid, parts) for oid, parts in types if self.types[oid].columns & set(key)]
+        return _digest(heaps), _digest(types), _digest(keys), _digest(of_keys)
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Storage:
@@ -175,21 +178,34 @@ def read_storage(
     if partitioned:
         for root, oid, *heap in connection.execute(_HEAPS, (partitioned,)).fetchall():
             heaps[root][oid] = Heap(*heap)
-    users = {
-        oid: {c.type_oid for c in table.columns if c.type_oid >= FIRST_USER_OID}
-        for oid, table in tables.items()
-    }
+    users: dict[int, dict[int, set[str]]] = {oid: {} for oid in tables}
+    for oid, table in tables.items():
+        for column in table.columns:
+            if column.type_oid >= FIRST_USER_OID:
+                users[oid].setdefault(column.type_oid, set()).add(column.name)
     parts = _read_types(connection, set().union(*users.values()))
     return {
         oid: Storage(
             table.width,
             columns_of(table),
             heaps[oid],
-            {made: what for of in users[oid] for made, what in parts.get(of, {}).items()},
+            _types_of(users[oid], parts),
             horizon,
         )
         for oid, table in tables.items()
     }
+
+
+def _types_of(
+    users: Mapping[int, set[str]], parts: Mapping[int, Mapping[int, TypeParts]]
+) -> dict[int, TypeParts]:
+    """What columns are made of; ``users``: the names of the columns of each type."""
+    found: dict[int, TypeParts] = {}
+    for of, names in users.items():
+        for oid, made in parts.get(of, {}).items():
+            before = found.get(oid, made).columns
+            found[oid] = replace(made, columns=before | names)
+    return found
 
 
 def _read_types(

@@ -32,7 +32,14 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.durable import read_durable, replace_durably
 from changefeed.core.proofs import AlteredBytes
 from changefeed.sources.postgres.connect import LateSession, PsycopgConnection
-from changefeed.sources.postgres.storage import Fingerprints, Heap, Storage, columns_of, key_of
+from changefeed.sources.postgres.storage import (
+    Fingerprints,
+    Heap,
+    Storage,
+    TypeParts,
+    columns_of,
+    key_of,
+)
 from changefeed.sources.postgres.types import TableDetails
 
 #: The file next to the change log with what was seen last.
@@ -159,8 +166,9 @@ def compare(
     moved = _moved(old, new, rows)
     alters = {*altered, *(writer for name, writer in new.columns.values() if name in written)}
     moved += _emptied(old, new, set(emptied), alters, rows, refilled=refilled)
-    reasons = [*moved, *_altered(written), *_types(old, new)]
-    keys_moved = bool(set(key) & set(written))
+    types = _altered_types(old, new)
+    reasons = [*moved, *_altered(written), *_types(types)]
+    keys_moved = bool(set(key) & {*written, *(c for kind, *_ in types for c in kind.columns)})
     return StoredChange("; ".join(reasons), bool(moved) or keys_moved) if reasons else None
 
 
@@ -235,23 +243,24 @@ def _sentence(names: Sequence[str], what: str) -> list[str]:
     return [f"partition{'s' if names[1:] else ''} {shown}{more} {what}"]
 
 
-def _types(old: Storage, new: Storage) -> list[str]:
-    """Types whose stored values read otherwise now."""
-    reasons = []
-    for oid, kind in new.types.items():
-        before = old.types.get(oid)
-        if before is None:
-            continue
-        for key, text in before.parts.items():
-            now = kind.parts.get(key)
-            if now == text:
-                continue
-            reasons.append(
-                f"type {kind.name} has other attributes"
-                if key == "attributes"
-                else f'label "{text}" of type {kind.name} is "{now}" now'
-            )
-    return reasons
+def _altered_types(old: Storage, new: Storage) -> list[tuple[TypeParts, str, str, str | None]]:
+    """Types whose stored values read otherwise now, with the part, what it was and what it is."""
+    return [
+        (kind, part, text, kind.parts.get(part))
+        for oid, kind in new.types.items()
+        if oid in old.types
+        for part, text in old.types[oid].parts.items()
+        if kind.parts.get(part) != text
+    ]
+
+
+def _types(altered: Iterable[tuple[TypeParts, str, str, str | None]]) -> list[str]:
+    return [
+        f"type {kind.name} has other attributes"
+        if part == "attributes"
+        else f'label "{text}" of type {kind.name} is "{now}" now'
+        for kind, part, text, now in altered
+    ]
 
 
 def _remember(known: dict[int, deque[int]], oid: int, xid: int) -> None:
@@ -335,7 +344,7 @@ class StorageWatch:
         rewritten = before[0] != now[0]
         parted = rewritten and oid not in self._found[oid].heaps
         what = "partitions" if parted else "stored rows or types"
-        keys_moved = rewritten and before[2:] != now[2:]
+        keys_moved = (rewritten and before[2:3] != now[2:3]) or before[3:] != now[3:]
         return StoredChange(
             f"its {what} changed when it was read for the first time", parted or keys_moved
         )
