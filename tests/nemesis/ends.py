@@ -86,6 +86,7 @@ class Files(End):
     tables: tuple[str, ...] = (
         *("orders", "plain", "lines", "parts", "shapes", "bulk", ODD.name, "extra"),
     )
+    renames_leave: tuple[str, ...] = ("shapes",)
     options = "updated, resolved = '200ms'"
 
     def __init__(self, ledger: Ledger, folder: Path, engine: str = "auto") -> None:
@@ -107,6 +108,7 @@ class ImageFiles(Files):
 
     name = "images"
     tables = ("plain",)
+    renames_leave = ()
     options = "updated, diff, row_images = 'store', resolved = '200ms'"
 
     def judge(self) -> list[str]:
