@@ -83,7 +83,11 @@ print("RESULT", json.dumps([later, earlier, paused, total.python_callable()]))
 
 def test_airflow(served: Served, tmp_path: Path) -> None:
     python = environment("apache-airflow>=3.1,<4")
-    home = {"AIRFLOW_HOME": str(tmp_path / "airflow"), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    home = {
+        "AIRFLOW_HOME": str(tmp_path / "airflow"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+    }
     said = run(python, "-c", AIRFLOW, FOLDER / "airflow_report.py", **home, **served.variables)
     later, earlier, paused, total = json.loads(said.partition("RESULT ")[2].splitlines()[0])
     assert (later, earlier, total) == (False, True, "1219.90")
