@@ -159,6 +159,7 @@ def test_a_node_whose_thread_ended_is_not_alive(bench: Bench) -> None:
 def test_the_limit_of_the_disk_reaches_the_capture(bench: Bench) -> None:
     feeds = bench.feeds
     feeds.node.sources._max_disk = 123 << 20
+    feeds.node.sources._standby = None  # a process whose command says what it is for
     feeds.execute("CREATE CHANGEFEED f FOR orders INTO 'null://' WITH initial_scan = 'no'")
     source_runtime = feeds.node.source_runtime("shop")
     until(lambda: source_runtime.capture_pid is not None, "the capture runs")

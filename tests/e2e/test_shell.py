@@ -305,7 +305,7 @@ def test_the_service_runs_feeds_until_it_is_told_to_stop(
         assert made.returncode == 0, made.stderr
         assert "no node runs for this state" not in made.stderr
         assert delivered(lake) == {1: "a", 2: "b"}
-        for path, words in (("", "lake"), ("metrics", 'feed="lake"'), ("healthz", "ok")):
+        for path, words in (("v1/feeds", "lake"), ("metrics", 'feed="lake"'), ("healthz", "ok")):
             with urllib.request.urlopen(page + path, timeout=30) as answer:
                 assert words in answer.read().decode()
         streamed = stream_rows(page, "CREATE CHANGEFEED FOR orders", 2)
