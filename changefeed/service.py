@@ -29,7 +29,8 @@ def node_process(state: str) -> Iterator[Standby]:
     with the block, unless a node took it. On SIGABRT, which a service manager sends to a process
     that hangs, the stacks of all threads are written to standard error.
     """
-    faulthandler.enable()
+    with suppress(OSError, RuntimeError, ValueError):  # standard error is closed, or no file
+        faulthandler.enable()
     with closing(Standby(state)) as ready:
         with loading():
             from changefeed.app import load_node

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import pymysql
 import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.sources.base import Watch
-from changefeed.sources.mysql import MySQLSource, providers
+from changefeed.sources.mysql import MySQLSource, describe, providers
 from changefeed.sources.mysql.session import MySQLSession, connect
 from changefeed.sources.mysql.snapshot import READERS, SnapshotPatience
 from tests.services.mysql import READER, READER_PASSWORD, BinlogServer
@@ -417,3 +418,40 @@ def test_a_lost_connection_is_made_again_with_a_new_snapshot(
     with source.snapshot([table]) as image:
         assert len(sessions() - before - own) == READERS
         assert [b.column(0).to_pylist() for p in image.parts(table) for b in p.read()] == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("view", "statement", "expected"),
+    [
+        ("STATISTICS", "RENAME TABLE t TO u", {"u": (["id", "v"], ("id",))}),
+        ("COLUMNS", "RENAME TABLE t TO u", {"u": (["id", "v"], ("id",))}),
+        (
+            "STATISTICS",
+            "ALTER TABLE t DROP PRIMARY KEY, ADD COLUMN w INT PRIMARY KEY",
+            {"t": (["id", "v", "w"], ("w",))},
+        ),
+    ],
+)
+def test_a_table_that_is_altered_meanwhile_is_described_as_of_one_moment(
+    binlog_server: BinlogServer,
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    view: str,
+    statement: str,
+    expected: object,
+) -> None:
+    """The server answers each question about a table as of the moment of the question."""
+    rows, waiting = MySQLSession.rows, [statement]
+
+    def late(session: MySQLSession, query: str, *rest: Any) -> Any:
+        if f"information_schema.{view} " in query and waiting:
+            binlog_server.run(waiting.pop(), database=database)
+        return rows(session, query, *rest)
+
+    with closing(connect(MySQLSource("shop", binlog_server.uri(database)).address)) as session:
+        monkeypatch.setattr(MySQLSession, "rows", late)
+        found = describe.read_tables(session, [(database, "t"), (database, "u")])
+    assert {
+        name: ([column.name for column in table.columns], table.key)
+        for (_, name), table in found.items()
+    } == expected

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableName, TableSchema
@@ -21,6 +22,8 @@ SYSTEM = ("information_schema", "mysql", "performance_schema", "sys")
 #: Settings of ``binlog_row_image`` with which the binlog has only the key of rows before a change,
 #: or all but large columns.
 KEY_IMAGES = frozenset({"MINIMAL", "NOBLOB"})
+#: Tables that are altered all the time are described after so many looks.
+_MOST_READS = 10
 #: Storage engines with transactions and consistent snapshots.
 TRANSACTIONAL = frozenset({"innodb", "rocksdb", "tokudb", "ndbcluster"})
 
@@ -87,21 +90,25 @@ class ServerTable:
 def read_tables(
     session: MySQLSession, names: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], ServerTable]:
-    """The tables (and views) among ``names``, database and name each, with their columns."""
+    """The tables (and views) among ``names``, database and name each, with their columns.
+
+    No transaction holds these views of the server still: a table may be renamed or altered between
+    two of them. So the keys are read between two equal answers about tables and columns.
+    """
     if not names:
         return {}
     doing = "read the description of tables"
     pairs = ", ".join(f"({literal(database)}, {literal(name)})" for database, name in names)
     where = f"WHERE (TABLE_SCHEMA, TABLE_NAME) IN ({pairs})"
-    heads = session.rows(
-        "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, coalesce(ENGINE, ''),"
-        " coalesce(TABLE_ROWS, 0), coalesce(DATA_LENGTH, 0), coalesce(CREATE_OPTIONS, '')"
-        f" FROM information_schema.TABLES {where}",
-        doing,
-    )
-    columns, computed = _columns(session, where, doing)
     image = row_image(session)
-    keys = _keys(session, where, doing)
+    heads, named = _heads(session, where, doing), _columns(session, where, doing)
+    for _ in range(_MOST_READS):
+        keys = _keys(session, where, doing)
+        before = {head[:2] for head in heads}, named
+        heads, named = _heads(session, where, doing), _columns(session, where, doing)
+        if ({head[:2] for head in heads}, named) == before:
+            break
+    columns, computed = named
     return {
         (database, name): ServerTable(
             database=database,
@@ -124,6 +131,15 @@ def read_tables(
 def row_image(session: MySQLSession) -> str:
     """The server's setting ``binlog_row_image``, in capitals."""
     return session.variables("binlog_row_image").get("binlog_row_image", "FULL").upper()
+
+
+def _heads(session: MySQLSession, where: str, doing: str) -> Sequence[tuple[Any, ...]]:
+    return session.rows(
+        "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, coalesce(ENGINE, ''),"
+        " coalesce(TABLE_ROWS, 0), coalesce(DATA_LENGTH, 0), coalesce(CREATE_OPTIONS, '')"
+        f" FROM information_schema.TABLES {where}",
+        doing,
+    )
 
 
 def _columns(
