@@ -150,7 +150,10 @@ class Database:
     ) -> None:
         """``home``: the directory of a SQLite state; ``must_exist``: do not make a state; ``key``:
         where its keys are."""
-        self._engine = engine
+        self._engine = self._reading = engine
+        if engine.dialect.name != "sqlite":
+            # PostgreSQL's default takes another snapshot for each query.
+            self._reading = engine.execution_options(isolation_level="REPEATABLE READ")
         self._sealer = SEALERS[engine.dialect] = Sealer(shown, key)
         self._writer = engine.execution_options(changefeed_write=True)
         # Threads of one process queue here, not in SQLite's busy handler, which sleeps.
@@ -243,7 +246,7 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that reads: everything in it is of one instant."""
-        with self._reported(), self._engine.connect() as connection, connection.begin():
+        with self._reported(), self._reading.connect() as connection, connection.begin():
             try:
                 yield connection
             except ValueError as error:

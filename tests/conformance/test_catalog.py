@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.fernet import Fernet
-from sqlalchemy import Connection, literal_column, select, text
+from sqlalchemy import Connection, func, literal_column, select, text
 
 from changefeed.catalog import AnyLease, Catalog, LeaseLost, LogClaim
 from changefeed.catalog.model import (
@@ -994,6 +994,20 @@ def test_events_are_newest_first_and_bounded(catalog: Catalog) -> None:
     assert [event.text for event in catalog.events(one.id, limit=1)] == ["5"]
     assert catalog.events(one.id)[0].table == "public.t"
     assert [event.text for event in catalog.events(two.id)] == ["stays", "created"]
+
+
+def test_a_read_is_of_one_instant(catalog: Catalog, state: State) -> None:
+    """However many questions it has: what a shared log consists of is three."""
+    count = select(func.count()).select_from(metadata.tables["job"])
+    catalog.create_job(spec("one"))
+    with catalog._database.read() as transaction:
+        assert transaction.execute(count).scalar_one() == 1
+        state.open().create_job(spec("two"))
+        assert transaction.execute(count).scalar_one() == 1
+    with catalog._database.read() as transaction:
+        assert transaction.execute(count).scalar_one() == 2
+    with catalog._database.write() as transaction:  # the next transaction of a connection
+        assert transaction.execute(count).scalar_one() == 2
 
 
 def test_one_cause_is_one_event_however_long_it_lasts(catalog: Catalog, state: State) -> None:
