@@ -28,15 +28,16 @@ def write_stream(rows: Iterable[StreamRow], form: OutputFormat, out: TextIO) -> 
     """Write rows until the stream ends. Flushes after each, because the reader waits for it.
 
     Yields:
-        How many rows were written so far, resolved timestamps left out: after each.
+        How many rows there are with the next one, resolved timestamps left out: before each is
+        written, because whoever sees it may interrupt the stream at once.
     """
     write = _people(out) if form is OutputFormat.TABLE and out.isatty() else _WRITERS[form](out)
     count = 0
     for row in rows:
-        write(row)
-        out.flush()
         count += row[0] is not None
         yield count
+        write(row)
+        out.flush()
 
 
 def _people(out: TextIO) -> RowWriter:

@@ -215,6 +215,13 @@ def streamed(form: OutputFormat) -> str:
     return out.getvalue()
 
 
+def test_a_row_is_counted_when_it_can_be_seen() -> None:
+    """Who sees it may press Ctrl-C at once, and is told how many rows came."""
+    out = io.StringIO()
+    for count in write_stream(STREAM[:2], OutputFormat.CSV, out):
+        assert len(out.getvalue().splitlines()) == count  # the header is one line, too
+
+
 def test_a_stream_is_the_csv_of_cockroachdb() -> None:
     assert streamed(OutputFormat.CSV) == streamed(OutputFormat.TABLE)
     assert streamed(OutputFormat.CSV).splitlines() == [
