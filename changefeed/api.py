@@ -541,7 +541,7 @@ def parsed_statement(text: str, parameters: Sequence[ParameterValue] = ()) -> no
         return _read(text, parse)
     bound = _bound(text, parameters)
     with _placed(bound):
-        return _read(bound.text, parse)
+        return bound.statement or _read(bound.text, parse)
 
 
 def _bound(text: str, parameters: Sequence[ParameterValue]) -> BoundStatement:

@@ -125,11 +125,10 @@ class StateCollector(Collector):
                 raise AssertionError("an option that is set has a value")
             objective.add_metric(labels, slo.share)
             within.add_metric(labels, slo.within)
-            shares = delays.judged(slo.within).kept(now)
-            for window, share in zip(("24h", "7d"), shares, strict=True):
-                if share is not None:
+            for window, share, part in delays.against(slo, now):
+                if share is not None and part is not None:
                     kept.add_metric([*labels, window], share)
-                    burnt.add_metric([*labels, window], slo.burnt(share))
+                    burnt.add_metric([*labels, window], part)
         yield from (latency, objective, within, kept, burnt)
 
     def _of_scans(self, jobs: Sequence[Job]) -> Iterator[Metric]:

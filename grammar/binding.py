@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from grammar import nodes
@@ -64,11 +64,13 @@ class BoundStatement:
         text: the whole.
         written: the text that had the parameters.
         places: the stretches of each parameter in ``written`` and in ``text``, in order.
+        statement: ``text`` parsed; None if it is wrong.
     """
 
     text: str
     written: str
     places: tuple[tuple[Span, Span], ...]
+    statement: nodes.Statement | None = None
 
     def in_written(self, start: int, end: int) -> tuple[int, int]:
         """Where a stretch of ``text`` is in ``written``; a part of a value is the whole
@@ -113,7 +115,7 @@ def bind(text: str, values: Sequence[ParameterValue]) -> BoundStatement:
             names.add(at)  # there has to be a name
         else:
             _check_query(parsed, bound)
-            return bound
+            return replace(bound, statement=parsed)
 
 
 def _check_query(parsed: nodes.Statement, bound: BoundStatement) -> None:

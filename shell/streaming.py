@@ -29,7 +29,7 @@ def write_stream(rows: Iterable[StreamRow], form: OutputFormat, out: TextIO) -> 
 
     Yields:
         How many rows there are with the next one, resolved timestamps left out: before each is
-        written, because whoever sees it may interrupt the stream at once.
+        written, because a reader who sees it may interrupt the stream at once.
     """
     write = _people(out) if form is OutputFormat.TABLE and out.isatty() else _WRITERS[form](out)
     count = 0

@@ -58,7 +58,7 @@ class AlertChannel(ABC):
         """Send alerts as one message; ``node`` is the host that says so.
 
         Raises:
-            ChangefeedError: CF5001 the server does not answer or failed, CF5004 it refuses the
+            ChangefeedError: CF5001 the server does not answer or failed, CF5002 it refuses the
                 login or the message.
         """
 
@@ -212,8 +212,7 @@ def _moment(wall: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class MailAlerts(ServerSettings):
-    """``smtp://`` (by STARTTLS where the server has it, and always with a user) and
-    ``smtps://``."""
+    """``smtp://``, by STARTTLS if the server has it, and ``smtps://``."""
 
     called = "mail server"
 

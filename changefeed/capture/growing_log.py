@@ -131,8 +131,8 @@ class GrowingLog:
     def silent_since(self, seconds: float) -> Timestamp | None:
         """Since when the log has not grown, if that is for longer than ``seconds``.
 
-        That of an idle source grows every second, that of a source whose transaction of an hour
-        ends when it has ended.
+        The log of an idle source grows every second. It does not grow while one large transaction
+        is being read and nothing else is committed.
         """
         monotonic, at = self._grew
         return at if self._clock.monotonic() - monotonic > seconds else None

@@ -7,11 +7,14 @@ bounded: a count for each of :data:`BOUNDS`, for each of the last 24 hours and o
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 #: Upper bounds of the counts, seconds; one more count has what is later than all of them.
 BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21600.0, 86400.0)
+
+#: The times over which an :class:`Slo` is judged.
+WINDOWS = ("24h", "7d")
 
 _HOUR, _DAY = 3600 * 10**9, 86_400 * 10**9
 _HOURS, _DAYS = 24, 7
@@ -55,6 +58,12 @@ class Delays:
     hours: _Kept = ()
     days: _Kept = ()
     waits: tuple[int, int] = (0, 0)
+
+    def against(self, slo: Slo, now: int) -> Iterator[tuple[str, float | None, float | None]]:
+        """For each of :data:`WINDOWS` the share of the rows that were in time, and the part of the
+        budget of ``slo`` that is burnt; None where there were no rows."""
+        for window, kept in zip(WINDOWS, self.judged(slo.within).kept(now), strict=True):
+            yield window, kept, None if kept is None else slo.burnt(kept)
 
     @property
     def rows(self) -> int:

@@ -184,17 +184,14 @@ class FeedStatus:
         The status stays until :meth:`works`, because many sinks open without contacting their
         server.
         """
-        with self._lock:
-            self._retrying(feed, error, attempt, at)
-
-    def _retrying(self, feed: Feed, error: ChangefeedError, attempt: int, at: Timestamp) -> None:
-        self._trying = True
         shown = explained(error, feed.job)
         over = self._source_runtime.over_limit(feed.job.id)
         also = f"; {over.why}" if over is not None else ""
         again = f"attempt {attempt}, next try at {at.time_of_day()}"
-        self.show(feed, Status.RETRYING, f"{shown.message}; {again}{also}", shown)
-        self._next = at, f"{shown.message}{also}; attempt {attempt + 1} under way"
+        with self._lock:
+            self._trying = True
+            self.show(feed, Status.RETRYING, f"{shown.message}; {again}{also}", shown)
+            self._next = at, f"{shown.message}{also}; attempt {attempt + 1} under way"
 
     def works(self, feed: Feed) -> None:
         """Record that the feed delivered, or found that it has nothing to deliver.

@@ -136,7 +136,8 @@ class Api:
         self.application: ASGIApp = _Guard(
             Starlette(
                 routes=routes,
-                lifespan=self._watched,
+                # Only the API has the series of the feeds.
+                lifespan=self._watched if api else None,
                 exception_handlers={
                     HTTPException: _not_served,
                     ChangefeedError: _failed,

@@ -12,7 +12,7 @@ from changefeed.api import Interpreter
 from changefeed.attachments import attachment
 from changefeed.catalog import Catalog, Job
 from changefeed.catalog.rows import SourceState
-from changefeed.core.delays import BOUNDS
+from changefeed.core.delays import BOUNDS, WINDOWS
 from changefeed.log import LogReader
 from changefeed.options import GC_SIZE, GC_TTL, SLO, Options
 from changefeed.options.docs import listing
@@ -86,16 +86,16 @@ def promises(interpreter: Interpreter) -> dict[str, Any]:
 
 def _promise(job: Job, now: int) -> dict[str, Any]:
     slo = Options.from_dict(job.options)[SLO]
-    shares = (None, None) if slo is None else job.delays.judged(slo.within).kept(now)
-    burnt = [None if slo is None or share is None else slo.burnt(share) for share in shares]
+    none = [(window, None, None) for window in WINDOWS]
+    shares = none if slo is None else list(job.delays.against(slo, now))
     return {
         "feed": job.name,
         "slo": job.options.get(SLO.name),
         "rows": job.delays.rows,
         "p50_seconds": _below(job, 0.5),
         "p99_seconds": _below(job, 0.99),
-        **dict(zip(("kept_24h", "kept_7d"), shares, strict=True)),
-        **dict(zip(("burnt_24h", "burnt_7d"), burnt, strict=True)),
+        **{f"kept_{window}": kept for window, kept, _ in shares},
+        **{f"burnt_{window}": burnt for window, _, burnt in shares},
     }
 
 

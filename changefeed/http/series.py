@@ -1,7 +1,7 @@
 """How feeds went in the last hours: a few figures of each, kept in the memory of this process.
 
 What a job's row says is only how it is now. A node that serves HTTP looks at every feed of the
-state at a steady pace, whichever node runs it; a restart begins anew.
+state at a steady pace, whichever node runs it; after a restart there are none yet.
 """
 
 from __future__ import annotations

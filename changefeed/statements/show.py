@@ -177,15 +177,12 @@ def slo_text(job: Job, now: int) -> str | None:
     if promised is None:
         return None
     said = []
-    for words, share in zip(
-        ("24h", "7d"), job.delays.judged(promised.within).kept(now), strict=True
-    ):
-        if share is None:
-            said.append(f"no rows in {words}")
+    for window, kept, burnt in job.delays.against(promised, now):
+        if kept is None or burnt is None:
+            said.append(f"no rows in {window}")
         else:
-            burnt = 100 * promised.burnt(share)
             said.append(
-                f"kept {_percent(100 * share)} in {words}, {_percent(burnt)} of budget burnt"
+                f"kept {_percent(100 * kept)} in {window}, {_percent(100 * burnt)} of budget burnt"
             )
     return f"{job.options[SLO.name]}: {'; '.join(said)}"
 

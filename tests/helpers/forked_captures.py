@@ -24,7 +24,6 @@ import sys
 import threading
 import time
 from functools import cache
-from types import TracebackType
 from typing import IO, Self, cast
 
 from changefeed.capture.standby import STATE_VARIABLE, CaptureTask, Standby
@@ -127,12 +126,7 @@ class _Fork:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stdout.close()
         self.stderr.close()
         self.stdin.close()

@@ -70,7 +70,7 @@ def test_a_log_that_cannot_be_opened_for_a_while_is_followed_again(tmp_path: Pat
 
 
 def test_a_log_says_since_when_it_stands_still(tmp_path: Path) -> None:
-    """Whether the process that writes it tells nothing, or another process writes it."""
+    """The process that writes it sends nothing, or another process writes it."""
     clock = ManualClock()
     with LogWriter(tmp_path, LogSettings()) as writer:
         began, log = clock.now(), GrowingLog("shop", tmp_path, clock)

@@ -216,7 +216,7 @@ def streamed(form: OutputFormat) -> str:
 
 
 def test_a_row_is_counted_when_it_can_be_seen() -> None:
-    """Who sees it may press Ctrl-C at once, and is told how many rows came."""
+    """A reader who sees it may press Ctrl-C at once; the shell then says how many rows came."""
     out = io.StringIO()
     for count in write_stream(STREAM[:2], OutputFormat.CSV, out):
         assert len(out.getvalue().splitlines()) == count  # the header is one line, too
