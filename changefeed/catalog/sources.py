@@ -16,7 +16,7 @@ from changefeed.catalog.model import TableProgress
 from changefeed.catalog.rows import CaptureNews, Gap, SourceLease, SourceState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.events import Position
+from changefeed.core.events import Frontier, Position
 from changefeed.core.schema import TableName
 
 _table = tables.source_state
@@ -112,6 +112,12 @@ class Sources(CatalogPart):
             # These columns alone: other threads and processes save others at the same time.
             save(transaction, name, self._now(), **given)
             return _state(transaction.execute(select(_table).where(_table.c.name == name)).one())
+
+    def save_frontier(self, name: str, frontier: Frontier) -> None:
+        """Save how far the log of a source reaches, unless the source was forgotten meanwhile."""
+        reached = {"position": frontier.position, "frontier": frontier.at, "updated": self._now()}
+        with self._database.write(notify=False) as transaction:
+            transaction.execute(update(_table).where(_table.c.name == name).values(reached))
 
     def forget_source(self, name: str) -> None:
         """Forget what we held at a source, once nothing is left there."""

@@ -72,8 +72,12 @@ class LostSources:
                     self._losses[name] = _Loss(captor, frontier, now + self._timings.lease)
             elif now >= loss.next_try and not loss.reached and name not in self._trying:
                 loss.next_try = now + self._timings.source_look
+                # The thread may outlive the node, and does not use the state.
                 thread = threading.Thread(
-                    target=self._try, args=(name, loss), name=f"reach-{name}", daemon=True
+                    target=self._try,
+                    args=(name, self._catalog.connection(name).uri, loss),
+                    name=f"reach-{name}",
+                    daemon=True,
                 )
                 self._trying[name] = thread
                 thread.start()
@@ -83,9 +87,9 @@ class LostSources:
         loss = self._losses.get(name)
         return loss.captor if loss is not None and loss.reached else None
 
-    def _try(self, name: str, loss: _Loss) -> None:
+    def _try(self, name: str, uri: str, loss: _Loss) -> None:
         try:
-            open_source(name, self._catalog.connection(name).uri).current_position()
+            open_source(name, uri).current_position()
         except ChangefeedError as error:
             if loss.why != error.message:
                 loss.why = error.message

@@ -417,9 +417,7 @@ class NodeSources:
                 continue  # the log's own thread reports it; other sources have theirs saved
             if frontier is not None and frontier != self._saved_frontiers.get(name):
                 self._saved_frontiers[name] = frontier
-                self._catalog.save_source_state(
-                    name, position=frontier.position, frontier=frontier.at
-                )
+                self._catalog.save_frontier(name, frontier)
 
     # -- the end ----------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from changefeed.catalog.model import (
 from changefeed.catalog.tables import metadata
 from changefeed.core.clock import ManualClock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.events import Frontier
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.timings import NODE_TTL
 from changefeed.core.types import LogicalType
@@ -994,6 +995,18 @@ def test_events_are_newest_first_and_bounded(catalog: Catalog) -> None:
     assert [event.text for event in catalog.events(one.id, limit=1)] == ["5"]
     assert catalog.events(one.id)[0].table == "public.t"
     assert [event.text for event in catalog.events(two.id)] == ["stays", "created"]
+
+
+def test_a_source_that_was_forgotten_stays_so(catalog: Catalog) -> None:
+    """The thread that saves how far logs reach may be late."""
+    reached = Frontier(Timestamp(7), "0A")
+    catalog.save_source_state("shop", holds="slot s")
+    catalog.save_frontier("shop", reached)
+    state = catalog.source_state("shop")
+    assert (state.position, state.frontier, state.holds) == ("0A", Timestamp(7), "slot s")
+    catalog.forget_source("shop")
+    catalog.save_frontier("shop", reached)
+    assert catalog.source_states() == []
 
 
 def test_a_read_is_of_one_instant(catalog: Catalog, state: State) -> None:
