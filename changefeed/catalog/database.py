@@ -12,6 +12,7 @@ import os
 import secrets
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -40,6 +41,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.schema import CreateSchema
 
 from changefeed.catalog import tables, upgrades
@@ -159,6 +161,8 @@ class Database:
         # Threads of one process queue here, not in SQLite's busy handler, which sleeps.
         self._turns = WriterTurns()
         self._changed = threading.Condition()
+        self._closed = False
+        event.listen(engine, "checkin", self._came_back)
         #: Reads the change counter of a SQLite state, and nothing else.
         self._counter: PoolProxiedConnection | None = None
         self._counting = threading.Lock()
@@ -307,6 +311,9 @@ class Database:
                 self._counter = raw
             driver: Any = self._counter.dbapi_connection
             number = driver.execute(f"SELECT number FROM {tables.change.name}").fetchone()
+            if self._closed:
+                self._counter.close()
+                self._counter = None
         return int(number[0])
 
     def wait(self, seen: int, timeout: float) -> int:
@@ -324,12 +331,19 @@ class Database:
                 self.clock.wait(self._changed, min(POLL_SECONDS, left))
 
     def close(self) -> None:
-        """Drop the connections; the object opens new ones if it is used again."""
+        """Drop the connections, those in use as soon as they are free. The object can still be
+        used, with a new connection each time."""
+        self._closed = True
         with self._counting:
             counter, self._counter = self._counter, None
         if counter is not None:
             counter.close()
         self._engine.dispose()
+
+    def _came_back(self, _connection: object, entry: ConnectionPoolEntry) -> None:
+        # A pool that was disposed takes back what is in use, and never closes it.
+        if self._closed:
+            entry.close()
 
     def verify(self) -> int | None:
         """Compare the pages of ``state.db`` with each other; returns its bytes, None for a state on
@@ -637,7 +651,8 @@ def _sqlite(home: Path, busy_seconds: float) -> Engine:
 
     def connected(dbapi: Any, _record: object) -> None:
         dbapi.isolation_level = None  # the driver's own BEGIN would not be IMMEDIATE
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        _write_ahead(dbapi, busy_seconds)
+        for pragma in ("synchronous=FULL", "foreign_keys=ON"):
             dbapi.execute(f"PRAGMA {pragma}")
 
     def began(connection: Connection) -> None:
@@ -649,10 +664,28 @@ def _sqlite(home: Path, busy_seconds: float) -> Engine:
     return engine
 
 
+def _write_ahead(dbapi: Any, busy_seconds: float) -> None:
+    """Use a write-ahead log. SQLite itself does not wait for another process that sets the mode of
+    a new file in the same moment."""
+    deadline = SYSTEM_CLOCK.monotonic() + busy_seconds
+    while True:
+        try:
+            dbapi.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or SYSTEM_CLOCK.monotonic() > deadline:
+                raise
+        time.sleep(_LOCKED_SECONDS)
+
+
 def ends_when_stalled() -> ColumnElement[str]:
     """Selected first in a transaction of PostgreSQL that holds locks: the server ends it if its
     process stands still (frozen, or cut off), which else would hold up all nodes."""
     return func.set_config("idle_in_transaction_session_timeout", STALLED, True)
+
+
+#: Between two attempts at a file that another process has locked.
+_LOCKED_SECONDS = 0.01
 
 
 def _take_turn() -> Select[tuple[str, object]]:

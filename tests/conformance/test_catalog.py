@@ -1301,3 +1301,30 @@ def test_secrets_are_encrypted_by_a_key_that_can_be_replaced(state: State) -> No
     assert found.connection("shop").uri == URI
     assert found.job("f").sink_uri == "kafka://u:s3cret@h"
     assert found.log_place == "s3://b?AWS_SECRET_ACCESS_KEY=s3cret"
+
+
+@pytest.mark.postgres
+def test_no_connection_is_left_open_by_a_state_that_is_closed_while_it_is_read(
+    postgres: Database,
+) -> None:
+    state = State(postgres.uri)
+    catalog = state.open()
+    reading, closed = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with catalog._database.read():
+            reading.set()
+            closed.wait()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    reading.wait()
+    state.close()
+    closed.set()
+    reader.join()
+    assert catalog.version() >= 0  # a thread that has not seen that the state is closed
+    assert postgres.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+        " AND query NOT LIKE 'DISCARD%%'",
+        [postgres.name],
+    ) == [(0,)]

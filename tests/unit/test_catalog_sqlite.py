@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from changefeed.catalog import Catalog, Function, JobSpec, TableProgress
-from changefeed.catalog.database import Database, WriterTurns
+from changefeed.catalog.database import Database, WriterTurns, _write_ahead
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName
 from tests.helpers.waiting import until
@@ -315,6 +315,28 @@ def test_a_state_that_another_process_locks_is_waited_for_then_reported(
     catalog.create_connection("a", "null://")
     assert [connection.name for connection in catalog.connections()] == ["a"]
     catalog.close()
+
+
+def test_a_new_file_that_another_process_locks_is_waited_for(tmp_path: Path) -> None:
+    """SQLite's own busy handler is not asked when two processes set the mode of a new file."""
+    path = tmp_path / "state.db"
+    with (
+        closing(sqlite3.connect(path)) as other,
+        closing(sqlite3.connect(path, timeout=0)) as connection,
+    ):
+        other.execute("BEGIN EXCLUSIVE")
+        attempts: list[str] = []
+
+        class Locked:
+            def execute(self, sql: str) -> None:
+                attempts.append(sql)
+                if len(attempts) == 3:
+                    other.rollback()
+                connection.execute(sql)
+
+        _write_ahead(Locked(), 30)
+        assert len(attempts) == 3
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_a_state_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
