@@ -85,8 +85,10 @@ class MessageTableSink(Sink):
         file = url.database if url.get_backend_name() == "sqlite" else None
         if file and not os.path.exists(file) and os.access(os.path.dirname(file) or ".", os.W_OK):
             return []  # a connection would create the database
-        with _translated(url), sa.create_engine(url, hide_parameters=True).connect():
-            return []
+        with _translated(url):
+            # A pool would keep the connection.
+            sa.create_engine(url, poolclass=sa.NullPool, hide_parameters=True).connect().close()
+        return []
 
     def _database(self, context: SinkContext) -> sa.URL:
         """The database of the URI, or else the state database.

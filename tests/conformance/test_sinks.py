@@ -12,13 +12,16 @@ import pytest
 import sqlalchemy as sa
 
 from changefeed_testing.sinks.conformance import CASES, Case, Harness, run_case
+from changefeed_testing.sinks.feed import FeedDouble
 from changefeed_testing.sinks.messages import Message, parse_message
 from changefeed_testing.sinks.readers import file_bytes, read_files, read_table, visible_files
 from sinks.base import Sink
 from sinks.kafka.sink import KafkaSink
 from sinks.registry import open_sink
 from sinks.terminal import TerminalSink
+from tests.helpers.waiting import until
 from tests.services.kafka import KafkaBroker
+from tests.services.postgres import Database
 
 TABLES = ("t", "u")
 
@@ -125,6 +128,15 @@ class TableHarness(_Base):
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+@pytest.mark.postgres
+def test_a_check_of_a_table_leaves_no_connection_open(postgres: Database) -> None:
+    sink = open_sink(f"experimental-sql:///{postgres.uri}")
+    assert sink.check(FeedDouble({"t": "t"}).context()) == []
+    sink.close()
+    others = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+    until(lambda: postgres.execute(others, [postgres.name]) == [(0,)], "sessions end")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
