@@ -574,7 +574,7 @@ class ShowChangefeeds(Inquiry):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowChangefeed(Inquiry):
-    """``aspect`` is None, ``tables``, ``errors``, ``events`` or ``dead_letters``."""
+    """``aspect`` is None, ``tables``, ``errors``, ``events``, ``lineage`` or ``dead_letters``."""
 
     feed: FeedRef
     aspect: str | None = None

@@ -168,6 +168,12 @@ RESOURCES: tuple[Resource, ...] = (
         _aspect("dead_letters"),
     ),
     Resource(
+        "GET",
+        "/v1/feeds/{name}/lineage",
+        "The source's columns behind each column of the targets of a feed.",
+        _aspect("lineage"),
+    ),
+    Resource(
         "POST",
         "/v1/feeds/{name}/dead-letters/retry",
         "Read the rows of dead letters again, of all if none is named.",

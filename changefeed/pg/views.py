@@ -27,7 +27,15 @@ from changefeed.pg.messages import PgError
 from changefeed.pg.rewriting import BACKTICKS, Node, Rewriter, type_of
 from changefeed.pg.values import BOOL, FLOAT8, INT4, INT8, OID, TEXT, PgColumn, Value, stored
 from changefeed.pg.variables import Variables
-from changefeed.statements import connections, dead_letters, functions, listing, show, users
+from changefeed.statements import (
+    connections,
+    dead_letters,
+    functions,
+    lineage,
+    listing,
+    show,
+    users,
+)
 from grammar import nodes
 from grammar.spelling import did_you_mean
 
@@ -92,6 +100,7 @@ VIEWS: dict[str, View] = {
     "feed_tables": View(show.TABLE_COLUMNS, _of_feeds("tables"), "changefeed"),
     "functions": View(functions.COLUMNS, _one(nodes.ShowFunctions())),
     "jobs": View(show.JOB_COLUMNS, _one(nodes.ShowJobs())),
+    "lineage": View(lineage.COLUMNS, _of_feeds("lineage"), "changefeed"),
     "nodes": View(listing.NODE_COLUMNS, _one(nodes.ShowNodes())),
     "source_tables": View(connections.TABLE_COLUMNS, _of_sources, "source"),
     "users": View(users.COLUMNS, _one(nodes.ShowUsers())),

@@ -48,6 +48,9 @@ class Evaluate:
         elif what == "fail":
             code, message = words[1].split(" ", 1)
             world.fail(words[0], ChangefeedError(code, message))
+        elif what == "known":
+            described = world.open_source("shop", "").describe(None, words[0])
+            world.catalog.intern_schema(described)
         elif what == "node":
             world.node.up = words[0] == "up"
         else:

@@ -19,6 +19,7 @@ from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
 from changefeed.query.changes import changes_of_result
 from changefeed.query.evaluate import Evaluator, QuerySessions
+from changefeed.query.lineage import QueryLineage
 from changefeed.sources.postgres.source import PostgresSource
 from changefeed.spark.session import NodeSpark
 from grammar import nodes
@@ -186,6 +187,47 @@ def test_random_conditions_keep_the_rows_that_postgres_keeps(
     assert (direct.direct, direct.jobs, by_job.direct) == (BATCH - BATCH // 3, 0, 0)
     assert by_job.jobs == BATCH // 3
     assert kept > BATCH // 3, "too few conditions select some rows and not others"
+
+
+@pytest.mark.extended
+def test_lineage_names_the_columns_that_spark_reads(
+    postgres: Database, spark_engine: NodeSpark
+) -> None:
+    """sqlglot reads the SELECT, and Spark is what evaluates it."""
+    postgres.execute(TABLE)
+    source = PostgresSource("shop", postgres.uri)
+    schema = source.describe(None, "t")
+    source.close()
+    sessions = QuerySessions(spark_engine)
+    window = "window(event_timestamp(), '1 minute')"
+    selects = [
+        f"SELECT id, {condition} AS fits FROM t WHERE {condition}"
+        for condition in (Conditions(seed).condition() for seed in range(40))
+    ]
+    selects += [
+        "SELECT * FROM t",
+        'SELECT x.*, upper(Name) AS n, tags[0] AS tag, price AS "P r" FROM t AS x WHERE x.flag',
+        "SELECT id, transform(tags, e -> e || note) AS t2, named_struct('q', a).q AS q FROM t",
+        "SELECT id AS k, k + b AS s, cast(at AS date) AS d, plain FROM t",
+        f"SELECT {window}.end AS e, Name, sum(price) FILTER (WHERE flag) AS s, 7 AS seven FROM t "
+        f"WHERE a > 1 GROUP BY {window}, name",
+    ]
+    for select in selects:
+        statement = parse(f"CREATE CHANGEFEED f AS {select}")
+        assert isinstance(statement, nodes.CreateChangefeed) and statement.query is not None
+        compiled = sessions.compile(schema, statement.query)
+        made = QueryLineage(statement.query, schema)
+        shown = compiled.schema.columns[: compiled.shown]
+        assert [c.name for c in made.columns] == [c.name for c in shown], select
+        if compiled.window is not None:
+            assert made.key == compiled.schema.key
+        # Spark's plan leaves out what it need not read, as in ``flag OR true``.
+        read = {r.column for d in (*made.columns, *made.conditions) for r in d.reads}
+        assert read >= {schema.columns[i].name for i in compiled.inputs}, select
+        for column, output in zip(made.columns, compiled.outputs, strict=False):
+            if output.ordinal is not None:
+                assert column.how == "copy"
+                assert column.reads[0].column == schema.columns[output.ordinal].name
 
 
 def test_a_large_batch_comes_back_as_its_parts_do(

@@ -61,6 +61,18 @@ function lettersOf(name, rights) {
   ], { key: (row) => String(row.letter), empty: "no row was refused" });
 }
 
+function lineageOf() {
+  const from = (row) => row.source_column
+    ? `${row.source_table}.${row.source_column}` : h("span", { class: "quiet" }, row.detail ?? row.how);
+  return new Table("Lineage", [
+    { name: "target" }, { name: "part" },
+    { name: "column", show: (row) => row.column ?? "(every row)" },
+    { name: "source_column", title: "comes from", show: (row) => ["← ", from(row)] },
+    { name: "how" },
+    { name: "detail", show: (row) => row.source_column && row.detail && h("code", {}, row.detail) },
+  ], { filter: true, empty: "the columns are not known yet" });
+}
+
 export function feed(main, { name, signal, fail, rights }) {
   const may = (action) => rights(`POST /v1/feeds/{name}/${action}`);
   const head = h("div"), letters = lettersOf(name, rights), refused = h("div");
@@ -72,11 +84,13 @@ export function feed(main, { name, signal, fail, rights }) {
   ];
   const tables = tablesOf(name, rights);
   const errors = new Table("Errors", ERRORS, { empty: "nothing has failed" });
-  const events = new Table("Events", EVENTS, { filter: true });
+  const events = new Table("Events", EVENTS, { filter: true }), lineage = lineageOf();
+  let drawn = null;
   main.replaceChildren(h("p", {}, h("a", { href: "#/feeds" }, "← Changefeeds")), h("h1", {}, name),
     head, h("div", { class: "plots" }, plots.map(([plot]) => plot.element)),
     section("Tables", tables.element), section("Errors", errors.element),
     section("Dead letters", refused, letters.element), section("Events", events.element),
+    section("Lineage", lineage.element),
     section("Statement", create));
 
   const actions = (shown) => h("p", { class: "actions" },
@@ -113,6 +127,10 @@ export function feed(main, { name, signal, fail, rights }) {
     errors.update(e.items);
     events.update(v.items);
     letters.update(l.items);
+    // Encoded anew at each look: only where it may have changed.
+    const about = [shown.generation, ...t.items.map((row) => row.state)].join();
+    if (about !== drawn) lineage.update((await get(feedPath(name, "/lineage"), signal)).items);
+    drawn = about;
     refused.replaceChildren(...l.notices.map((text) => notice(text)));
     create.textContent = made.create_statement;
     for (const [plot, figure] of plots) plot.update(series.at, series[figure]);
