@@ -21,7 +21,7 @@ _CRON = "schedules are not supported; run a feed with initial_scan = 'only' from
 _IDS = "write the ids: PAUSE JOBS 1, 2; SHOW JOBS WHERE status = 'failed' lists them"
 _WHERE = "write the condition: SHOW JOBS WHERE status = 'failed' ORDER BY created"
 _COMMENT = "changefeeds have no comments: keep yours in the .sql file that creates them"
-_LINEAGE = "SHOW CHANGEFEED name TABLES shows the target of each table, SHOW CHANGEFEEDS the sinks"
+_LINEAGE = "write SHOW CHANGEFEED name LINEAGE"
 _GOAL = "write slo = '99% within 5m' (docs/operating.md); verify checks rows"
 _SLOT = "the URI of CREATE EXTERNAL CONNECTION takes publication=name and slot=name"
 
@@ -115,7 +115,7 @@ _STATEMENTS = tuple(
             "it is not needed here; the options of a feed are its settings",
         ),
         (r"(COMMENT ON|ALTER CHANGEFEED \S+ COMMENT)\b", _COMMENT),
-        (r"(SHOW )?LINEAGE\b|SHOW CHANGEFEED \S+ LINEAGE\b", _LINEAGE),
+        (r"(SHOW )?LINEAGE\b", _LINEAGE),
         (r"(CREATE|ALTER|DROP|SHOW) SLOS?\b", _GOAL),
         (r"(GRANT|REVOKE)\b", _ROLES),
         (r"(CREATE|ALTER|DROP|PAUSE|RESUME|SHOW) ((PAUSED|RUNNING|BACKUP) )?SCHEDULES?\b", _CRON),

@@ -120,8 +120,8 @@ class QueryLineage:
         how = "aggregated" if inner.find(exp.AggFunc) else "computed"
         if isinstance(inner, exp.Column) and len(reads) == 1 and self._is_whole(inner):
             how, text = "copy", ""
-            name = self._names.get(name.lower(), name)
-        return Derived(name.lower() if self._query.group else name, how, reads, text)
+            name = name if self._query.group else self._names.get(name.lower(), name)
+        return Derived(name, how, reads, text)
 
     def _is_whole(self, column: exp.Column) -> bool:
         """The value as it is, not a member of it."""

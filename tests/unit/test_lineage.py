@@ -103,9 +103,9 @@ def test_rows_are_chosen_by_conditions_joins_and_groups() -> None:
     )
     assert [(part, column, how) for part, column, _, how, _ in grouped] == [
         ("key", "since", "computed"),
-        ("key", "customer", "copy"),
+        ("key", "Customer", "copy"),
         ("value", "after.since", "computed"),
-        ("value", "after.customer", "copy"),
+        ("value", "after.Customer", "copy"),
         ("value", "after.s", "aggregated"),
         ("value", "after.one", "computed"),
         ("row", "", "group"),
