@@ -22,7 +22,7 @@ from changefeed.plan.example import example
 from grammar import nodes
 
 if TYPE_CHECKING:
-    from changefeed.query.lineage import Derived, QueryLineage
+    from changefeed.query.lineage import Derivation, QueryLineage
 
 #: Members that hold the columns of a row, and whether it is the row before the change.
 _ROWS = {"after": False, "record": False, "before": True}
@@ -187,7 +187,7 @@ def _meta(plan: MessagePlan, path: str) -> Iterator[_Member]:
         yield "value", path, None, False
 
 
-def _of_query(derived: Derived, table: TableName) -> Iterator[ColumnLineage]:
+def _of_query(derived: Derivation, table: TableName) -> Iterator[ColumnLineage]:
     """A column or a condition of a query, of a target that is not known here."""
     for read in derived.reads:
         how = "before" if read.before and derived.how == "copy" else derived.how

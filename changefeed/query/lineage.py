@@ -49,7 +49,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class Derivation:
     """An expression: a column of the result, or a condition.
 
     Attributes:
@@ -85,7 +85,7 @@ class QueryLineage:
         self._known: dict[str, tuple[Read, ...]] = {}
         grouped = self._groups()
         keys = {group.sql().lower() for group in grouped}
-        self.columns: tuple[Derived, ...] = ()
+        self.columns: tuple[Derivation, ...] = ()
         self.key: tuple[int, ...] = ()
         for item in range(len(self._sql.items)):
             made = self._column(item)
@@ -107,13 +107,13 @@ class QueryLineage:
         except sqlglot.errors.SqlglotError:
             return []
 
-    def _column(self, item: int) -> Derived:
+    def _column(self, item: int) -> Derivation:
         tokens = [token for token, _ in self._sql.items[item].tokens]
         text = self._query.items[tokens[0].start : tokens[-1].end]
         try:
             written = self._expression(item)
         except sqlglot.errors.SqlglotError:
-            return Derived(unquoted(tokens[-1].text), "computed", self._named(tokens), text)
+            return Derivation(unquoted(tokens[-1].text), "computed", self._named(tokens), text)
         inner = written.unalias()
         name = written.alias_or_name or text
         reads = self._reads(inner)
@@ -121,28 +121,28 @@ class QueryLineage:
         if isinstance(inner, exp.Column) and len(reads) == 1 and self._is_whole(inner):
             how, text = "copy", ""
             name = name if self._query.group else self._names.get(name.lower(), name)
-        return Derived(name, how, reads, text)
+        return Derivation(name, how, reads, text)
 
     def _is_whole(self, column: exp.Column) -> bool:
         """The value as it is, not a member of it."""
         parts = self._parts(column)
         return len(parts) == (2 if parts[0] in (PREV, *self._lookups) else 1)
 
-    def _conditions(self, groups: Sequence[exp.Expression]) -> Iterator[Derived]:
+    def _conditions(self, groups: Sequence[exp.Expression]) -> Iterator[Derivation]:
         if self._query.where:
             try:
                 asked = self._reads(_parsed(self._sql.condition(_VIEW).text))
             except sqlglot.errors.SqlglotError:
                 asked = self._named([token for token, _ in self._sql.where])
             reads = tuple(read for read in asked if read.column != "*")  # of an inner join
-            yield Derived("", "filter", reads, self._query.where)
+            yield Derivation("", "filter", reads, self._query.where)
         for join in self._query.joins:
             for own, other in join.keys:
                 table = self._lookups[join.alias.lower()]
                 reads = (Read(self._names.get(own.lower(), own)), Read(other, table))
-                yield Derived("", "join", reads, f"{own} = {join.alias}.{other}")
+                yield Derivation("", "join", reads, f"{own} = {join.alias}.{other}")
         for group in groups:
-            yield Derived("", "group", self._reads(group), group.sql())
+            yield Derivation("", "group", self._reads(group), group.sql())
 
     # -- what an expression reads -----------------------------------------------------------
 

@@ -55,8 +55,7 @@ def test_no_option_of_ours_is_foreign() -> None:
     [
         ("COMMENT ON CHANGEFEED f IS 'x'", "COMMENT", "no comments"),
         ("ALTER CHANGEFEED f COMMENT 'x'", "COMMENT", "no comments"),
-        ("SHOW LINEAGE", "LINEAGE", "SHOW CHANGEFEED name TABLES"),
-        ("SHOW CHANGEFEED f LINEAGE", "LINEAGE", "SHOW CHANGEFEED name TABLES"),
+        ("SHOW LINEAGE", "LINEAGE", "SHOW CHANGEFEED name LINEAGE"),
         ("CREATE SLO fresh", "SLO", "slo = '99% within 5m'"),
         ("SHOW JOBS WITH late AS (SHOW JOBS) SELECT * FROM late", "WITH", "write the condition"),
         ("SHOW CHANGEFEED JOBS WITH full_table_names", "WITH", "always listed"),
