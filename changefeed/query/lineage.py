@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import sqlglot
 from sqlglot import exp
@@ -21,14 +22,16 @@ from grammar.select import SparkToken, unquoted
 #: What a change has beside its rows, in words.
 _OF_CHANGE = {OP: "operation", TIME: "commit timestamp", WINDOW: "window of the commit timestamp"}
 _VIEW = "t"
+#: A node of a query; sqlglot's types differ from version to version.
+Tree = Any
 
 
 class _QuerySql(Databricks):
     """Spark SQL as CDC queries are evaluated: names may stand in double quotes."""
 
     class Tokenizer(Databricks.Tokenizer):
-        QUOTES = ("'",)
-        IDENTIFIERS = ("`", '"')
+        QUOTES: ClassVar = ["'"]
+        IDENTIFIERS: ClassVar = ["`", '"']
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +99,10 @@ class QueryLineage:
                 self.key += (item,)
         self.conditions = tuple(self._conditions(grouped))
 
-    def _expression(self, item: int) -> exp.Expression:
+    def _expression(self, item: int) -> Tree:
         return _parsed(self._select.select(_VIEW, [item]).text).expressions[0]
 
-    def _groups(self) -> list[exp.Expression]:
+    def _groups(self) -> list[Tree]:
         if not self._query.group:
             return []
         try:
@@ -128,7 +131,7 @@ class QueryLineage:
         parts = self._parts(column)
         return len(parts) == (2 if parts[0] in (PREV, *self._lookups) else 1)
 
-    def _conditions(self, groups: Sequence[exp.Expression]) -> Iterator[Derivation]:
+    def _conditions(self, groups: Sequence[Tree]) -> Iterator[Derivation]:
         if self._query.where:
             try:
                 asked = self._reads(_parsed(self._sql.condition(_VIEW).text))
@@ -151,7 +154,7 @@ class QueryLineage:
         names = dict.fromkeys(unquoted(token.text).lower() for token in tokens)
         return tuple(Read(self._names[name]) for name in names if name in self._names)
 
-    def _reads(self, expression: exp.Expression) -> tuple[Read, ...]:
+    def _reads(self, expression: Tree) -> tuple[Read, ...]:
         found = (read for column in expression.find_all(exp.Column) for read in self._read(column))
         return tuple(dict.fromkeys(found))
 
@@ -174,5 +177,5 @@ class QueryLineage:
         return self._known.get(first, ())
 
 
-def _parsed(text: str) -> exp.Expression:
+def _parsed(text: str) -> Tree:
     return sqlglot.parse_one(text, dialect=_QuerySql)

@@ -19,7 +19,7 @@ WINDOW = "window(event_timestamp(), '1 minute')"
 
 
 def lineage(
-    select: str = "", *, full: bool = False, typed: bool = False, **options: object
+    select: str = "", *, full: bool = False, typed: bool = False, **options: str
 ) -> list[tuple[str, str, str, str, str]]:
     """Part, column, source (``table.column``), how and detail of each row."""
     query = None
