@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,55 @@ def test_a_host_that_freezes_and_wakes_up(team: Team) -> None:
     until(lambda: "another node has taken it" in team.one.printed, "the first notices")
     team.write()
     team.check()
+
+
+@pytest.mark.extended
+def test_clocks_of_hosts_that_are_minutes_apart_and_jump(team: Team) -> None:
+    """Nobody loses a lease by that, and each takes over what the other had."""
+    team.catalog.set_lease_seconds(3.0)
+    team.one.set_clock(300)
+    team.two.set_clock(-300)
+    team.begin()
+    first = team.owner()
+
+    def tokens() -> list[Any]:
+        """How often each lease was taken, and by whom last."""
+        with psycopg.connect(team.one.state) as connection:
+            query = "select node, token from changefeed.{}"
+            return [
+                connection.execute(query.format(table)).fetchall()
+                for table in ("source_lease", "lease")
+            ]
+
+    def renewed(before: dict[str, int]) -> bool:
+        """Whether both nodes have lived for longer than a lease lasts since then."""
+        lived = {node.id: node.seen - before[node.id] for node in team.catalog.live_nodes()}
+        return len(lived) == 2 and min(lived.values()) > 4e9
+
+    before = tokens()
+    (began, *_) = team.catalog.events(team.catalog.job("f").id, kinds=["status"])
+    assert 200 < began.at / 1e9 - time.time() < 400, "the node's clock is another one"
+    for one, two in ((-300, 300), (300, -300), (0, 0)):
+        team.one.set_clock(one)
+        team.two.set_clock(two)
+        seen = {node.id: node.seen for node in team.catalog.live_nodes()}
+        until(partial(renewed, seen), "both renew their leases")
+        team.write(3)
+        until(team.arrived, "the feed goes on")
+    assert team.owner() == first and tokens() == before
+    team.one.set_clock(300)
+    team.two.set_clock(-300)
+    team.one.kill(disk=True)
+    team.write()
+    team.check()
+    second = team.owner()
+    assert second not in (None, first)
+    team.one.start()
+    until(lambda: team.one.waits, "a capture waits on the first machine")
+    team.two.stop()
+    team.write()
+    team.check()
+    assert team.owner() not in (None, first, second)
 
 
 def test_logs_of_one_host_move_to_the_store(

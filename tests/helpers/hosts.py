@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from changefeed.catalog import Catalog
+from tests.helpers.wall_clock import sitecustomize
 
 #: Seconds until a supervisor starts a node again that has ended.
 RESTART = 1.0
@@ -48,10 +49,20 @@ class Host:
         #: Set when the node is to end.
         self._ending = threading.Event()
         self._supervisor: threading.Thread | None = None
+        self._clock = home.parent / f"{home.name}.clock"
+
+    def set_clock(self, seconds: float) -> None:
+        """Set the machine's wall clock so far before that of this process, or behind it."""
+        shift = int(seconds * 1e9).to_bytes(8, "little", signed=True)
+        # In place: its processes have it in memory.
+        with self._clock.open("r+b" if self._clock.exists() else "wb") as file:
+            file.write(shift)
 
     def start(self) -> Host:
         """Start the node."""
         self.home.mkdir(parents=True, exist_ok=True)
+        if not self._clock.exists():
+            self.set_clock(0)
         self._ending = threading.Event()
         self._run()
         if self._supervised:
@@ -60,6 +71,7 @@ class Host:
         return self
 
     def _run(self) -> None:
+        paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         with (self.home.parent / f"{self.home.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -67,7 +79,15 @@ class Host:
                     *(sys.executable, "-m", "shell", "start", "--state", self.state),
                     *self._flags,
                 ],
-                env={**os.environ, "HOME": str(self.home), "XDG_DATA_HOME": str(self.home)},
+                env={
+                    **os.environ,
+                    "HOME": str(self.home),
+                    "XDG_DATA_HOME": str(self.home),
+                    "PYTHONPATH": os.pathsep.join(
+                        [str(Path(sitecustomize.__file__).parent), *filter(None, paths)]
+                    ),
+                    sitecustomize.VARIABLE: str(self._clock),
+                },
                 stdout=subprocess.DEVNULL,
                 stderr=log,
             )

@@ -6,14 +6,17 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import psutil
+from alembic.operations import Operations
+from sqlalchemy import Column, Integer, select
 
-from changefeed.catalog import Catalog
+from changefeed.catalog import Catalog, tables, upgrades
+from changefeed.catalog.database import Database, server_time
 from changefeed.drain import drain
 from tests.helpers.hosts import Host
 from tests.helpers.waiting import PATIENCE, until
@@ -29,6 +32,8 @@ LEASE = 3.0
 DISK, STORE = 192, 128
 #: Seconds that a slow store takes for a request.
 SLOW = 2.0
+#: Seconds by which the clock of a machine is wrong.
+JUMP = 300.0
 
 
 @contextmanager
@@ -57,6 +62,24 @@ def full(folder: Path) -> Iterator[None]:
         yield
     finally:
         ballast.unlink()
+
+
+def expand(place: str) -> int:
+    """Bring the state to the next format, as a program of the next version does that opens it;
+    those of the present version may go on with it."""
+    with closing(Database.open(place)) as database, database.write() as transaction:
+        found = {row.key: row.value for row in transaction.execute(select(tables.meta))}
+        new = int(found["format"]) + 1
+
+        def wider(operations: Operations) -> None:
+            for table in ("job", "node", "lease", "source_lease"):
+                operations.add_column(table, Column(f"new_{new}", Integer, server_default="7"))
+
+        later = [upgrades.Step(number, wider, True) for number in range(tables.FORMAT + 1, new + 1)]
+        steps = (*upgrades.STEPS, *later)
+        now = server_time(transaction)
+        upgrades.upgrade(transaction, found, shown="it", now=now, file=None, steps=steps)
+    return new
 
 
 @dataclass(frozen=True)
@@ -157,6 +180,8 @@ class Team(Nodes):
             *(Event(1, partial(self._cut, to=to), away=to == "state") for to in self._services),
             Event(1, self._stopped, away=True),
             Event(1, self._replaced, away=True),
+            Event(1, self._upgraded),
+            *(Event(0.5, partial(self._clock_set, seconds=jump)) for jump in (JUMP, -JUMP)),
             Event(1, self._disk_full),
             Event(1, self._state_restarted),
         ]
@@ -217,12 +242,33 @@ class Team(Nodes):
         added = self._reserve
         self._machines[added].start()
         until(lambda: self._node(added), f"{added} joins")
+        self._drained(name)
+        self._reserve = name
+        yield f"{added} was added, and {name} drained and stopped"
+
+    def _drained(self, name: str) -> None:
+        """A node gives everything away and ends."""
         until(lambda: self._node(name), f"{name} is there")
         drained = drain(self.catalog, self._node(name), PATIENCE)
         assert drained.endswith("is drained"), drained
         self._machines[name].stop()
-        self._reserve = name
-        yield f"{added} was added, and {name} drained and stopped"
+
+    @contextmanager
+    def _upgraded(self, name: str) -> Iterator[str]:
+        """As when a version takes the place of another: the format of the state is the next one
+        while the nodes of this version run, and one machine after the other is started again."""
+        format = expand(self.place)
+        for one in self._working():
+            self._drained(one)
+            self._machines[one].start()
+            until(partial(self._node, one), f"{one} is there again")
+        yield f"the state has format {format}; each machine in turn was drained and started again"
+
+    @contextmanager
+    def _clock_set(self, name: str, seconds: float) -> Iterator[str]:
+        """A machine whose clock is set leaves it so until another time."""
+        self._machines[name].set_clock(seconds)
+        yield f"the clock of {name} was set {abs(seconds):.0f} s {'ahead' if seconds > 0 else 'back'}"
 
     @contextmanager
     def _disk_full(self, name: str) -> Iterator[str]:
