@@ -175,9 +175,12 @@ class Application:
         """Raise an error unless the node of this process is running.
 
         Raises:
-            ChangefeedError: CF6005, the node has stopped unexpectedly.
+            ChangefeedError: CF6005, the node has stopped unexpectedly; CF6002, a newer version has
+                upgraded the state, and this one cannot use it.
         """
         node = self._node
+        if node is not None and node.refused is not None:
+            raise node.refused
         if node is not None and node.is_node and not node.alive:
             raise ChangefeedError(
                 Code.NODE_ENDED, "the node's thread has ended: no more feeds are started"

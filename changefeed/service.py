@@ -56,7 +56,8 @@ def serve_until_stopped(application: Application, stopping: threading.Event) -> 
     ready, after each beat of its pulse, and when it stops.
 
     Raises:
-        ChangefeedError: CF6005, the node has ended by itself.
+        ChangefeedError: CF6005, the node has ended by itself; CF6002, it cannot use the state any
+            more.
     """
     notify_manager("READY=1")
     seen = application.beats

@@ -272,9 +272,12 @@ class Database:
             with connection.begin():
                 if connection.dialect.name == "postgresql":
                     connection.execute(_take_turn())
+                if notify or urgent:
+                    # A version that this program is not made for may have upgraded the state.
+                    upgrades.check(found := _meta(connection), self.shown)
                 if notify:
                     # Only such writes have secrets, and the key may have been replaced since.
-                    self._sealer.follow(_noted(connection, _KEY))
+                    self._sealer.follow(found.get(_KEY))
                 yield connection
                 if notify:
                     number = tables.change.c.number

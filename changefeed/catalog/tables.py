@@ -349,7 +349,7 @@ job_table = Table(
 
 #: ``token`` rises with each holder and is never reused: writes of an old one are fenced off by it.
 lease = Table(
-    "lease",
+    "job_lease",
     metadata,
     _job_id(primary_key=True),
     _text("node", null=True),
@@ -360,7 +360,7 @@ lease = Table(
 #: Which node captures a source and runs its feeds; ``token`` as of ``lease``. Registrations in a
 #: shared log are fenced by it.
 source_lease = Table(
-    "source_lease",
+    "capture_lease",
     metadata,
     Column("source", Text, primary_key=True),
     _text("node", null=True),

@@ -1,9 +1,9 @@
 """How a state that an earlier version made comes to the present format.
 
 Releases from 0.2.0 (format 18) on are upgraded, in one transaction, by the process that opens the
-state first. A step is written with Alembic's operations. It may add tables, columns and indexes and
-change values; SQLite cannot alter a column in place, and copying a table (Alembic's batch mode)
-would delete the rows that refer to it.
+state first. A step is written with Alembic's operations. It may add tables, columns and indexes,
+rename tables and change values; SQLite cannot alter a column in place, and copying a table
+(Alembic's batch mode) would delete the rows that refer to it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from sqlalchemy import (
     Integer,
     Text,
     bindparam,
+    delete,
     insert,
     select,
     text,
@@ -57,7 +58,12 @@ class Step:
 def _to_19(operations: Operations) -> None:
     """How late the rows of a feed were, what nodes say of their room, and of the sources that they
     capture, what proves a token to PostgreSQL's protocol, and rows that were refused. ``meta``
-    keeps the oldest format whose programs may use the state."""
+    keeps the oldest format whose programs may use the state.
+
+    Programs of 0.2.0 look at the format only when they open the state. A node that stood still
+    during the upgrade finds no leases under the names that it knows, so it does nothing."""
+    operations.rename_table("lease", "job_lease")
+    operations.rename_table("source_lease", "capture_lease")
     operations.add_column("job", Column("delays", Text, nullable=False, server_default=""))
     operations.add_column("node", Column("max_feeds", Integer))
     operations.add_column("node", Column("load", Float, nullable=False, server_default="0"))
@@ -122,7 +128,8 @@ def upgrade(
     due = [step for step in steps if step.format > has]
     if not due or due[0].format != has + 1:
         raise _refused(shown, found.get("format", ""))
-    if not all(step.compatible for step in due):
+    stops = not all(step.compatible for step in due)
+    if stops:
         _refuse_nodes(connection, shown, has, now)
     kept = None if file is None else _copy(file, has)
     # Loaded on use: a state has to be upgraded once.
@@ -134,6 +141,8 @@ def upgrade(
         connection.execute(text(f"SET LOCAL search_path TO {tables.POSTGRES_SCHEMA}"))
     for step in due:
         step.run(operations)
+    if stops:
+        _fence_off(connection)
     for key, value in (("format", due[-1].format), ("readers", oldest_readers(steps))):
         row = tables.meta.c.key == key
         if connection.execute(select(tables.meta).where(row)).first() is None:
@@ -147,6 +156,24 @@ def upgrade(
         due[-1].format,
         f"; {kept.name} is a copy of it as it was" if kept else "",
     )
+
+
+def check(found: dict[str, str], shown: str) -> None:
+    """Raise while a program that has had the state open may no longer write to it.
+
+    Raises:
+        ChangefeedError: CF6002 a newer version has upgraded it since.
+    """
+    if not readable(found):
+        raise _refused(shown, found.get("format", ""))
+
+
+def _fence_off(connection: Connection) -> None:
+    """Nodes that were not heard of may be frozen or cut off: they have no leases any more."""
+    connection.execute(delete(tables.node))
+    for table in (tables.lease, tables.source_lease):
+        ended = {"node": None, "expires": 0, "token": table.c.token + 1}
+        connection.execute(update(table).values(ended))
 
 
 def _number(value: str | None) -> int:

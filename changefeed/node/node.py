@@ -29,7 +29,7 @@ from changefeed.capture.standby import Standby
 from changefeed.catalog import Catalog, DesiredStatus, Job, Status
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.engines import SparkReport
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow
 from changefeed.core.internal_errors import log_failure
 from changefeed.core.node_lock import NodeLock
@@ -164,6 +164,8 @@ class Node:
             stopping=self._stopping,
         )
         self.is_node = False
+        #: Why the node cannot use the state any more.
+        self.refused: ChangefeedError | None = None
 
     # -- life -----------------------------------------------------------------------------
 
@@ -211,7 +213,7 @@ class Node:
         self.feeds.stop()
         self.sources.close()
         self.spark.close()
-        if self.is_node:
+        if self.is_node and self.refused is None:
             self.catalog.unregister_node(self.id)
         self._lock_file.release()
 
@@ -334,6 +336,8 @@ class Node:
         try:
             work()
         except ChangefeedError as error:
+            if error.code is Code.STATE_OF_ANOTHER_VERSION:
+                self.refused = error
             if self._errors.get(name) != error.message:
                 log.error("node: %s", error.message)
             self._errors[name] = error.message

@@ -14,10 +14,13 @@ import pytest
 import sqlalchemy
 from sqlalchemy import Column, Integer, inspect, select, text, update
 
-from changefeed.catalog import Catalog, tables, upgrades
+from changefeed.app import Application
+from changefeed.catalog import Catalog, LeaseLost, Status, tables, upgrades
 from changefeed.catalog.database import Database, server_time
 from changefeed.core.clock import SYSTEM_CLOCK
 from changefeed.core.errors import ChangefeedError
+from tests.helpers import next_format
+from tests.helpers.waiting import until
 from tests.services import postgres as services
 
 STATES = Path(__file__).with_name("states")
@@ -102,9 +105,9 @@ def test_a_state_of_0_2_0_has_all_it_had(old: Old) -> None:
         assert [connection.name for connection in catalog.connections()] == ["shop"]
         assert [user.name for user in catalog.users()] == ["ann"]
         assert "a feed of 0.2.0" in [event.text for event in catalog.events(job.id)]
-        # What was given out goes on where it was.
+        # What was given out goes on where it was; those who had it then have it no more.
         lease = catalog.acquire_lease(job.id, "n2", 10.0)
-        assert lease is not None and lease.token == 2
+        assert lease is not None and lease.token == 3
         catalog.record_event(job.id, "note", "of this version")
         assert "of this version" in [event.text for event in catalog.events(job.id)]
     assert old.meta()["format"] == str(tables.FORMAT)
@@ -157,6 +160,69 @@ def test_nodes_of_the_version_before_are_not_left_behind(old: Old) -> None:
     Catalog.open(old.place).close()
 
 
+def test_a_node_of_0_2_0_that_stood_still_finds_no_leases(old: Old) -> None:
+    """It looks at the format only when it opens the state, and would take sources and feeds again
+    that it cannot run any more."""
+    Catalog.open(old.place).close()
+    schema = f"{tables.POSTGRES_SCHEMA}." if old.on_server else ""
+    for table, key in (("lease", "job_id = 1"), ("source_lease", "source = 'shop'")):
+        renewal = text(f"update {schema}{table} set expires = 9 where {key} and node = 'n1'")
+        with pytest.raises(sqlalchemy.exc.DBAPIError, match=r"does not exist|no such table"):
+            old.run(lambda connection, renewal=renewal: connection.execute(renewal))
+    with closing(Catalog.open(old.place)) as catalog:
+        assert catalog.live_nodes(1e9) == []
+
+
+@pytest.mark.parametrize("compatible", [True, False])
+def test_a_node_that_stood_still_while_the_state_was_upgraded(old: Old, compatible: bool) -> None:
+    """One that cannot go on is refused whatever it would do for longer than a moment."""
+    with closing(Catalog.open(old.place)) as catalog:
+        (job,) = catalog.jobs()
+        catalog.register_node("n1", 1, "elsewhere")
+        lease, source = (
+            catalog.acquire_lease(job.id, "n1", 10.0),
+            catalog.acquire_source("shop", "n1", 10.0),
+        )
+        assert lease is not None and source is not None
+        next_format.upgrade(old.place, compatible=compatible, silent=60)
+        if compatible:
+            assert catalog.heartbeat("n1", {lease, source}, 10.0) == set()
+            catalog.save_progress(job.id, {}, lease=lease)
+            assert [node.id for node in catalog.live_nodes()] == ["n1"]
+            return
+        for act in (
+            lambda: catalog.heartbeat("n1", {lease, source}, 10.0),
+            lambda: catalog.acquire_lease(job.id, "n1", 10.0),
+            lambda: catalog.acquire_source("shop", "n1", 10.0),
+            lambda: catalog.transition(job.id, Status.FAILED, reason="it failed"),
+        ):
+            with pytest.raises(ChangefeedError) as caught:
+                act()
+            assert caught.value.code.number == "CF6002", act
+            assert "install that version" in caught.value.hint
+        with pytest.raises(LeaseLost):
+            catalog.save_progress(job.id, {}, lease=lease)
+        assert catalog.live_nodes(1e9) == [] and catalog.source_holders() == {}
+
+
+def test_a_node_ends_when_it_cannot_use_the_state_any_more(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with Application(str(state)) as application:
+        assert application.start_node()
+        application.check_node()
+        next_format.upgrade(state, compatible=False, silent=60)
+
+        def refused() -> bool:
+            try:
+                application.check_node()
+            except ChangefeedError as error:
+                assert error.code.number == "CF6002"
+                return True
+            return False
+
+        until(refused, "the node ends")
+
+
 def test_a_step_that_fails_leaves_the_state_as_it_was(old: Old) -> None:
     def half(operations: Any) -> None:
         operations.add_column("node", Column("room", Integer))
@@ -170,20 +236,20 @@ def test_a_step_that_fails_leaves_the_state_as_it_was(old: Old) -> None:
 
 def test_a_step_adds_to_the_tables(old: Old) -> None:
     def wider(operations: Any) -> None:
-        operations.add_column("node", Column("room", Integer, server_default=text("7")))
+        operations.add_column("job", Column("room", Integer, server_default=text("7")))
         operations.create_index("node_host", "node", ["host"])
 
-    old.run(_upgrade(old, upgrades.Step(19, wider)))
-    room = text('select room from "changefeed".node' if old.on_server else "select room from node")
+    old.run(_upgrade(old, *upgrades.STEPS, upgrades.Step(tables.FORMAT + 1, wider)))
+    room = text('select room from "changefeed".job' if old.on_server else "select room from job")
     assert old.run(lambda connection: connection.execute(room).all()) == [(7,)]
 
 
-def _upgrade(old: Old, step: upgrades.Step) -> Callable[[sqlalchemy.Connection], None]:
+def _upgrade(old: Old, *steps: upgrades.Step) -> Callable[[sqlalchemy.Connection], None]:
     def run(connection: sqlalchemy.Connection) -> None:
         if not old.on_server:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
         found = {"format": "18", "state_id": "abc234"}
-        upgrades.upgrade(connection, found, shown="it", now=1, file=None, steps=[step])
+        upgrades.upgrade(connection, found, shown="it", now=1, file=None, steps=steps)
 
     return run
 

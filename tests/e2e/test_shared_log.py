@@ -295,7 +295,7 @@ def test_clocks_of_hosts_that_are_minutes_apart_and_jump(team: Team) -> None:
             query = "select node, token from changefeed.{}"
             return [
                 connection.execute(query.format(table)).fetchall()
-                for table in ("source_lease", "lease")
+                for table in ("capture_lease", "job_lease")
             ]
 
     def renewed(before: dict[str, int]) -> bool:

@@ -6,18 +6,16 @@ import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import psutil
-from alembic.operations import Operations
-from sqlalchemy import Column, Integer, select
 
-from changefeed.catalog import Catalog, tables, upgrades
-from changefeed.catalog.database import Database, server_time
+from changefeed.catalog import Catalog
 from changefeed.drain import drain
+from tests.helpers import next_format
 from tests.helpers.hosts import Host
 from tests.helpers.waiting import PATIENCE, until
 from tests.nemesis.service import Nodes, kill_child, last_lines
@@ -62,24 +60,6 @@ def full(folder: Path) -> Iterator[None]:
         yield
     finally:
         ballast.unlink()
-
-
-def expand(place: str) -> int:
-    """Bring the state to the next format, as a program of the next version does that opens it;
-    those of the present version may go on with it."""
-    with closing(Database.open(place)) as database, database.write() as transaction:
-        found = {row.key: row.value for row in transaction.execute(select(tables.meta))}
-        new = int(found["format"]) + 1
-
-        def wider(operations: Operations) -> None:
-            for table in ("job", "node", "lease", "source_lease"):
-                operations.add_column(table, Column(f"new_{new}", Integer, server_default="7"))
-
-        later = [upgrades.Step(number, wider, True) for number in range(tables.FORMAT + 1, new + 1)]
-        steps = (*upgrades.STEPS, *later)
-        now = server_time(transaction)
-        upgrades.upgrade(transaction, found, shown="it", now=now, file=None, steps=steps)
-    return new
 
 
 @dataclass(frozen=True)
@@ -257,18 +237,18 @@ class Team(Nodes):
     def _upgraded(self, name: str) -> Iterator[str]:
         """As when a version takes the place of another: the format of the state is the next one
         while the nodes of this version run, and one machine after the other is started again."""
-        format = expand(self.place)
+        number = next_format.upgrade(self.place, compatible=True)
         for one in self._working():
             self._drained(one)
             self._machines[one].start()
             until(partial(self._node, one), f"{one} is there again")
-        yield f"the state has format {format}; each machine in turn was drained and started again"
+        yield f"the state has format {number}; each machine in turn was drained and started again"
 
     @contextmanager
     def _clock_set(self, name: str, seconds: float) -> Iterator[str]:
         """A machine whose clock is set leaves it so until another time."""
         self._machines[name].set_clock(seconds)
-        yield f"the clock of {name} was set {abs(seconds):.0f} s {'ahead' if seconds > 0 else 'back'}"
+        yield f"the clock of {name} was set, to {seconds:+.0f} s"
 
     @contextmanager
     def _disk_full(self, name: str) -> Iterator[str]:
