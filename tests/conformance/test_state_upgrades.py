@@ -7,6 +7,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ def test_a_node_of_0_2_0_that_stood_still_finds_no_leases(old: Old) -> None:
     for table, key in (("lease", "job_id = 1"), ("source_lease", "source = 'shop'")):
         renewal = text(f"update {schema}{table} set expires = 9 where {key} and node = 'n1'")
         with pytest.raises(sqlalchemy.exc.DBAPIError, match=r"does not exist|no such table"):
-            old.run(lambda connection, renewal=renewal: connection.execute(renewal))
+            old.run(partial(sqlalchemy.Connection.execute, statement=renewal))
     with closing(Catalog.open(old.place)) as catalog:
         assert catalog.live_nodes(1e9) == []
 

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 #: Who may read the machine's time or sleep without a clock that is handed in, and why.
 MACHINE_TIME = {
     "changefeed/core/clock.py": "the clock itself",
+    "changefeed/catalog/database.py": "another process has a new file locked for a moment",
     "changefeed/core/elapsed.py": "the clocks themselves: how far they have come apart",
     "changefeed/core/time_limits.py": "limits of sockets, which wait in the machine's time",
     "changefeed/demo/play.py": "a show: a person looks on",
