@@ -51,6 +51,7 @@ from changefeed.statements import (  # noqa: F401 - each registers what it handl
     functions,
     listing,
     show,
+    skip,
     sync,
     users,
     verify,

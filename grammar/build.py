@@ -356,6 +356,11 @@ class _Builder(Transformer[Token, Any]):
             feed, identifier(name), bool(exists), span=_span(meta), name_span=_at(name)
         )
 
+    def skip_transaction(
+        self, meta: Meta, exists: bool | None, feed: FeedRef, transaction: nodes.Literal
+    ) -> Statement:
+        return nodes.SkipTransaction(feed, transaction, bool(exists), span=_span(meta))
+
     def pause_changefeed(self, meta: Meta, *parts: Any) -> Statement:
         *exists, feeds = parts
         return nodes.PauseChangefeed(feeds, any(exists), span=_span(meta))

@@ -466,6 +466,16 @@ class RenameChangefeed(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SkipTransaction(Statement):
+    """``ALTER CHANGEFEED f SKIP TRANSACTION 'timestamp'``."""
+
+    feed: FeedRef
+    transaction: Literal
+    if_exists: bool = False
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PauseChangefeed(Statement):
     """``feeds`` empty means ALL CHANGEFEEDS."""
 

@@ -229,6 +229,8 @@ class _Printer:
                 return _words(_altered(node), *map(self.action, node.actions))
             case nodes.RenameChangefeed():
                 return _words(_altered(node), "RENAME TO", name(node.new_name))
+            case nodes.SkipTransaction():
+                return _words(_altered(node), "SKIP TRANSACTION", _literal(node.transaction))
             case nodes.PauseChangefeed():
                 return _which("PAUSE", node.feeds, node.if_exists)
             case nodes.ResumeChangefeed():
@@ -398,7 +400,9 @@ def _creating(node: nodes.CreateChangefeed | nodes.CreateDataset) -> str:
     )
 
 
-def _altered(node: nodes.AlterChangefeed | nodes.RenameChangefeed) -> str:
+def _altered(
+    node: nodes.AlterChangefeed | nodes.RenameChangefeed | nodes.SkipTransaction,
+) -> str:
     return _words("ALTER CHANGEFEED", "IF EXISTS" if node.if_exists else None, _feed(node.feed))
 
 

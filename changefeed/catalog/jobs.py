@@ -223,7 +223,12 @@ class Jobs(CatalogPart):
         return self.request(job_id, DesiredStatus.PAUSED)
 
     def retry_tables(
-        self, job_id: int, only: Collection[TableName] | None = None
+        self,
+        job_id: int,
+        only: Collection[TableName] | None = None,
+        *,
+        skip: Timestamp | None = None,
+        by: str = "",
     ) -> list[TableName]:
         """Let the failed tables of a job try again from where they stopped; gives their names.
 
@@ -232,12 +237,19 @@ class Jobs(CatalogPart):
         One that was lost (CF2106) and is there again is scanned, too, and so is one that was
         captured and had to be left out for a while: it could not be read (CF2003, CF2004), or its
         name belonged to no table (CF1101, CF1302).
+
+        With ``skip`` only those try again that failed at this transaction, and leave it out; the
+        history says that the user ``by`` wanted it.
         """
         table = tables.job_table
         failed = (table.c.job_id == job_id) & (table.c.state == TableState.FAILED.value)
         if only is not None:
             names = [(name.source, name.schema, name.name) for name in only]
             failed &= tuple_(table.c.source, table.c.schema, table.c.name).in_(names)
+        values: dict[str, Any] = {"error": None, "error_code": None, "hint": ""}
+        if skip is not None:
+            failed &= table.c.refused == skip
+            values["skipped"] = skip
         # While a table had another name its rows went there: what is missing is scanned.
         codes = [code.number for code in _LEFT_OUT]
         left_out = table.c.error_code.in_(codes) & table.c.done_upto.is_not(None)
@@ -251,10 +263,13 @@ class Jobs(CatalogPart):
                 .values(scan_wanted=True, scan_at=None, repair=None, unread=None)
             )
             transaction.execute(
-                update(table)
-                .where(failed)
-                .values(state=TableState.PENDING.value, error=None, error_code=None, hint="")
+                update(table).where(failed).values(state=TableState.PENDING.value, **values)
             )
+            for row in rows if skip is not None else ():
+                name = str(TableName(row.source, row.schema, row.name))
+                text = _signed(f"the transaction at {skip} was skipped", by)
+                text += ": its rows were not delivered, VERIFY names those that the target lacks"
+                record(transaction, self._now(), job_id, "notice", text, table=name)
             if rows:
                 generation = get_job(transaction, job_id).generation + 1
                 _set(transaction, job_id, generation=generation, modified=self._now())

@@ -216,6 +216,9 @@ class TableProgress:
         scan_rows, scan_total: rows read so far; the estimate of all.
         emitted_rows, emitted_bytes: delivered since the table was added (repeats count).
         error, error_code, hint: why the table failed, and what to do; the hint may be empty.
+        refused: the transaction of the row that it failed at; None: it failed at none, or it is not
+            known.
+        skipped: the last transaction that SKIP TRANSACTION left out. Others before it are done.
         columns: the whitelist of columns, empty for all.
         values_from, values_to: primary-key range, ``[from, to)``, texts of the literals.
         partition: the one partition that is wanted, None for the whole table.
@@ -250,6 +253,8 @@ class TableProgress:
     error: str | None = None
     error_code: str | None = None
     hint: str = ""
+    refused: Timestamp | None = None
+    skipped: Timestamp | None = None
     columns: tuple[str, ...] = ()
     values_from: tuple[str, ...] = ()
     values_to: tuple[str, ...] = ()
@@ -296,14 +301,20 @@ class TableProgress:
         """It came by a pattern, and nothing of it was ever promised to anybody."""
         return self.joined and self.done_upto is None and self.scan_at is None
 
-    def failed(self, error: ChangefeedError) -> TableProgress:
-        """The same table, stopped by ``error``."""
+    @property
+    def skips(self) -> bool:
+        """A transaction is to be left out that the feed has not passed."""
+        return self.skipped is not None and (self.done_upto or Timestamp.ZERO) < self.skipped
+
+    def failed(self, error: ChangefeedError, refused: Timestamp | None = None) -> TableProgress:
+        """The same table, stopped by ``error``, at a row of the transaction ``refused``."""
         return replace(
             self,
             state=TableState.FAILED,
             error=error.message,
             error_code=error.code.number,
             hint=error.hint,
+            refused=refused,
         )
 
 

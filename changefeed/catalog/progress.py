@@ -39,7 +39,7 @@ _seen = tables.table_name
 _MOVING = (
     "schema_version", "state", "scan_wanted", "scan_at", "done_upto", "start", "scan_rows",
     "scan_total", "emitted_rows", "emitted_bytes", "error", "error_code", "hint", "rescanned",
-    "gap", "repair", "unread",
+    "gap", "repair", "unread", "refused",
 )
 _ASKED = ("topic", "columns", "values_from", "values_to", "partition", "joined", "table_id")
 # fmt: on

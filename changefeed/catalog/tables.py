@@ -343,6 +343,9 @@ job_table = Table(
     Column("repair", _REPAIR, nullable=False, server_default=""),
     # What option verify has compared of it; empty: nothing.
     Column("proof", _PROOF, nullable=False, server_default=""),
+    # The transaction that it failed at, and the last one that it skipped.
+    _typed("refused", _STAMP, null=True),
+    _typed("skipped", _STAMP, null=True),
     # What an unfinished scan has not delivered; empty: it is not known, and the scan begins again.
     Column("unread", _UNREAD, nullable=False, server_default=""),
 )

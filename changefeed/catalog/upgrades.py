@@ -57,8 +57,8 @@ class Step:
 
 def _to_19(operations: Operations) -> None:
     """How late the rows of a feed were, what nodes say of their room, and of the sources that they
-    capture, what proves a token to PostgreSQL's protocol, and rows that were refused. ``meta``
-    keeps the oldest format whose programs may use the state.
+    capture, what proves a token to PostgreSQL's protocol, rows that were refused and transactions
+    that were skipped. ``meta`` keeps the oldest format whose programs may use the state.
 
     Programs of 0.2.0 look at the format only when they open the state. A node that stood still
     during the upgrade finds no leases under the names that it knows, so it does nothing."""
@@ -72,6 +72,8 @@ def _to_19(operations: Operations) -> None:
         Column("source", Text, primary_key=True),
         Column("news", Text, nullable=False),
     )
+    operations.add_column("job_table", Column("refused", Text))
+    operations.add_column("job_table", Column("skipped", Text))
     operations.add_column("api_user", Column("scram", Text))
     number = BigInteger().with_variant(Integer, "sqlite")
     texts = ("source", "schema", "name", "identity", "position", "op", "code", "message", "digest")

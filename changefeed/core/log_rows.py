@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.schema import RowKey, TableSchema
@@ -14,6 +15,12 @@ def scan_rows(schema: TableSchema, batch: pa.RecordBatch | pa.Table, at: Timesta
     """Rows read by a scan (``a0..an``) as rows of the log, read at ``at``."""
     values = {name: batch.column(name) for name in batch.schema.names}
     return _rows(schema, "r", values, batch.num_rows, at)
+
+
+def but_of_transaction(rows: pa.Table, at: Timestamp) -> pa.Table:
+    """The rows of the log that do not belong to the transaction at ``at``."""
+    there = pc.and_(pc.equal(rows["wall"], at.wall), pc.equal(rows["logical"], at.logical))
+    return rows.filter(pc.invert(pc.and_(there, pc.not_equal(rows["op"], "r"))))
 
 
 def delete_rows(schema: TableSchema, keys: Sequence[RowKey], at: Timestamp) -> pa.Table:

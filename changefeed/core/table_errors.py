@@ -11,12 +11,16 @@ from changefeed.core.schema import TableName
 
 
 class TableError(Exception):
-    """An error that stops one table of the feed and no other."""
+    """An error that stops one table of the feed and no other; of a row that was refused also the
+    transaction ``at`` that it belongs to, where that is known."""
 
-    def __init__(self, table: TableName, error: ChangefeedError) -> None:
+    def __init__(
+        self, table: TableName, error: ChangefeedError, at: Timestamp | None = None
+    ) -> None:
         super().__init__(error.message)
         self.table = table
         self.error = error
+        self.at = at
 
 
 class TableFailure(Exception):

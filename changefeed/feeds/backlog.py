@@ -138,7 +138,7 @@ def _hindrance(feed: Feed) -> str:
         query=feed.query is not None,
         exactly_once=feed.options[DELIVERY] is Guarantee.EXACTLY_ONCE,
         numbered=feed.boundaries is not None,
-        dead_letters=feed.dead_letters.wanted,
+        dead_letters=feed.dead_letters.wanted or any(t.skips for t in feed.tables.values()),
     )
 
 

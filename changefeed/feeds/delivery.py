@@ -157,7 +157,8 @@ class Delivery:
         the feed continue with the new name. Returns the rows delivered.
 
         In a feed that keeps dead letters, a row that is refused becomes one, and the delivery goes
-        on without it.
+        on without it. In others its table fails at the transaction of the row, with everything
+        before that row delivered.
 
         Raises:
             TableError: one table cannot go on; nothing after the last commit counts.
@@ -173,7 +174,7 @@ class Delivery:
                     self._careful = frozenset()
                 except TableError as failed:
                     known = failed.table in self._careful
-                    if known or not feed.dead_letters.wanted or row_error(failed) is None:
+                    if known or not feed.finds_refused or row_error(failed) is None:
                         raise
                     self._careful |= {failed.table}
                 if more:
@@ -309,7 +310,8 @@ class Delivery:
             return compute()
         # The rows differ, too: after a compaction a slice is divided differently.
         rows = (chunk.pieces[0].first_seq, chunk.pieces[-1].last_seq, chunk.rows)
-        key = (plan.fingerprint, chunk.after, chunk.upto, chunk.number, *rows)
+        skipped = feed.tables[chunk.schema.table].skipped
+        key = (plan.fingerprint, chunk.after, chunk.upto, chunk.number, *rows, skipped)
         return self._shared.get(key, compute)
 
     def _messages(self, feed: Feed, chunk: Chunk, rows: pa.Table) -> pa.Table:
@@ -331,6 +333,7 @@ class Delivery:
         dead letters.
 
         Raises:
+            TableError: a row was refused, and the feed keeps no dead letters.
             _Interruption: there is something else to do; what was delivered will be repeated.
         """
         whole = chunk.load()

@@ -18,7 +18,9 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code, Scope
 from changefeed.core.events import SchemaChange
+from changefeed.core.log_rows import but_of_transaction
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.table_errors import TableError
 from changefeed.encoding.compile import NOWHERE, message_plan, names_origin, origin_of
 from changefeed.encoding.plan import MessagePlan, Origin
 from changefeed.encoding.registered import FeedSchemas, feed_schemas
@@ -29,6 +31,7 @@ from changefeed.feeds.dead_letters import LetterKeeper
 from changefeed.options import (
     DEAD_LETTER_LIMIT,
     DEAD_LETTER_SHARE,
+    DELIVERY,
     ENGINE,
     INITIAL_SCAN_CONCURRENCY,
     INITIAL_SCAN_MAX_RATE,
@@ -45,6 +48,8 @@ from changefeed.options import (
     VERIFY,
     VERIFY_MAX_RATE,
     VERIFY_REPAIR,
+    Feature,
+    Guarantee,
     Options,
 )
 from changefeed.plan.build import feed_sql
@@ -189,12 +194,17 @@ class Feed:
         """Convert rows of a table's log into rows of the feed's result, in log form: the same
         rows, unless the feed has a query.
 
+        Rows of a transaction that is to be skipped are left out.
+
         ``superseded``: as of :meth:`.query.of_feed.FeedQuery.rows`.
 
         Raises:
             ChangefeedError: the query no longer fits the table (CF1101, CF1303), fails on
                 a row (CF4001), Spark failed (CF4002, CF4003), or a look-up cannot be used (CF4004).
         """
+        known = self.tables.get(schema.table)
+        if known is not None and known.skipped is not None:
+            rows = but_of_transaction(rows, known.skipped)
         if self.query is None:
             return rows
         return self.query.rows(schema, rows, self.plan(schema), superseded=superseded)
@@ -317,6 +327,16 @@ class Feed:
                 raise
             return rows.filter(rows["last"])
 
+    @property
+    def finds_refused(self) -> bool:
+        """Whether a batch that fails at a row is delivered again by halves, to find that row."""
+        return self.dead_letters.wanted or (
+            self.abilities is not None
+            and Feature.DEAD_LETTERS in self.abilities.features
+            and self.options[DELIVERY] is not Guarantee.EXACTLY_ONCE
+            and self.boundaries is None
+        )
+
     def refuse_row(
         self, schema: TableSchema, row: pa.Table, error: ChangefeedError, delivered: int = 0
     ) -> None:
@@ -326,7 +346,13 @@ class Feed:
 
         Raises:
             ChangefeedError: CF5009, there are too many.
+            TableError: the feed keeps none; it names the transaction of the row.
         """
+        if not self.dead_letters.wanted:
+            at = Timestamp(row["wall"][0].as_py(), row["logical"][0].as_py())
+            skip = f"ALTER CHANGEFEED .. SKIP TRANSACTION '{at}' goes on without it."
+            error.hint = f"{error.hint} {skip}".strip()
+            raise TableError(schema.table, error, at)
         known = self.tables.get(schema.table)
         before = known.emitted_rows if known is not None else 0
         self.dead_letters.keep(schema, row, error, delivered=before + delivered)
@@ -398,9 +424,11 @@ class Feed:
             return None
         return topic_namer(self._catalog.resolve_uri(self.job.sink_uri), self.options)
 
-    def fail_table(self, table: TableName, error: ChangefeedError) -> None:
-        """Stop one table until RESUME; the others continue."""
-        self.tables[table] = self.tables[table].failed(error)
+    def fail_table(
+        self, table: TableName, error: ChangefeedError, at: Timestamp | None = None
+    ) -> None:
+        """Stop one table until RESUME, at a row of the transaction ``at``; the others continue."""
+        self.tables[table] = self.tables[table].failed(error, at)
         self._changed.add(table)
         self.save()
         self._catalog.record_event(

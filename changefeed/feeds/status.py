@@ -211,7 +211,7 @@ class FeedStatus:
         error = explained(failed.error, feed.job)
         name, number = feed.job.name, error.code.number
         log.error("feed %s: table %s failed: %s %s", name, failed.table, number, error.message)
-        feed.fail_table(failed.table, error)
+        feed.fail_table(failed.table, error, failed.at)
 
     def ended(self, feed: Feed, error: ChangefeedError, generation: int) -> bool:
         """Write that the feed ends with an error: failed, or paused if the feed's options say

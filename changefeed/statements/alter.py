@@ -123,12 +123,12 @@ def _others_of_the_log(job: Job, context: Context) -> list[str]:
     ]
 
 
-def go_on(job: Job, context: Context) -> list[str]:
+def go_on(job: Job, context: Context, what: str = "rescan") -> list[str]:
     """Let a feed that failed go on; say where one that stands still does not."""
     if job.status is Status.FAILED and job.wanted is DesiredStatus.RUNNING:
-        context.catalog.transition(job.id, Status.STARTING, reason="is to be rescanned")
+        context.catalog.transition(job.id, Status.STARTING, reason=f"waits for its {what}")
     elif job.status is Status.PAUSED or job.wanted is DesiredStatus.PAUSED:
-        return [f'changefeed "{job.name}" is paused: the rescan begins with RESUME']
+        return [f'changefeed "{job.name}" is paused: the {what} begins with RESUME']
     return no_node(context)
 
 

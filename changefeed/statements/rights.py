@@ -48,6 +48,7 @@ LEAST: dict[type[nodes.Statement], Role] = {
     nodes.RetryDeadLetters: _O,
     nodes.AlterStateRotateKey: _A,
     nodes.ShowAudit: _A,
+    nodes.SkipTransaction: _A,
     nodes.ShowCdc: _V,
     nodes.ShowChangefeed: _V,
     nodes.ShowChangefeeds: _V,

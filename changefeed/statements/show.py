@@ -55,6 +55,7 @@ TABLE_COLUMNS = (
     "emitted_bytes",
     "error",
     "hint",
+    "transaction",
 )
 ERROR_COLUMNS = ("time", "kind", "code", "table", "problem", "hint", "times", "last")
 EVENT_COLUMNS = ("time", "kind", "table", "event", "code", "times", "last")
@@ -235,6 +236,7 @@ def _tables(job: Job, context: Context) -> Result:
                 Size(table.emitted_bytes),
                 None if table.error is None else readable(table.error, now),
                 _hint(table, job),
+                instant(table.refused, now) if table.error is not None else None,
             )
         )
     return Result(columns=TABLE_COLUMNS, rows=rows, brief=brief.feed_tables(TABLE_COLUMNS, rows))

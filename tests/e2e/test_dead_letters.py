@@ -417,3 +417,58 @@ def test_a_row_on_which_a_query_fails(
         assert "its table is read as a whole" in answer.notices[0]
         feeds.sync("f")
         until(lambda: not letters(feeds))
+
+
+def test_a_feed_goes_on_behind_a_transaction_that_is_skipped(
+    feeds: Feeds, postgres: Database, target: Target
+) -> None:
+    """Only the one that SHOW names, with everything before it delivered; VERIFY names what is
+    missing, and the history says who skipped it."""
+    postgres.execute("create table t (a int primary key, v int); insert into t values (1, 1)")
+    create(feeds, target, "WITH on_row_error = 'stop'")
+    feeds.sync("f")
+    feeds.execute("PAUSE CHANGEFEED f")
+    postgres.execute("insert into t values (2, 2)")
+    postgres.execute("insert into t values (3, 3), (4, -4), (5, 5)")
+    postgres.execute("insert into t values (6, 6)")
+    postgres.execute("insert into t values (7, -7)")
+    feeds.execute("RESUME CHANGEFEED f")
+    first = _failed_at(feeds)
+    # A webhook takes the row behind the refused one, too: keys are independent of each other.
+    assert 2 in target.rows() and not {4, 6, 7} & set(target.rows())
+    for wrong in ("1.0000000000", f"{first} ", ""):
+        with pytest.raises(ChangefeedError) as caught:
+            feeds.execute(f"ALTER CHANGEFEED f SKIP TRANSACTION '{wrong}'")
+        assert (caught.value.code.number, str(first) in caught.value.hint) == ("CF1301", True)
+    answer = feeds.execute(f"ALTER CHANGEFEED f SKIP TRANSACTION '{first}'")
+    assert answer.rows == [("public.t", first)]
+    # The next one that is refused is another one.
+    until(lambda: feeds.catalog.job("f").status is Status.FAILED)
+    second = _failed_at(feeds)
+    assert second > first and target.rows().get(6) == 6
+    with pytest.raises(ChangefeedError, match="failed at the transaction"):
+        feeds.execute(f"ALTER CHANGEFEED f SKIP TRANSACTION '{first}'")
+    feeds.execute(f"ALTER CHANGEFEED f SKIP TRANSACTION '{second}'")
+    postgres.execute("insert into t values (8, 8)")
+    feeds.sync("f")
+    assert {1, 2, 6, 8} <= set(target.rows()) and not {4, 7} & set(target.rows())
+    events = [str(row[3]) for row in feeds.execute("SHOW CHANGEFEED f EVENTS").rows]
+    user = Session().user
+    assert [
+        e for e in events if e.startswith(f"the transaction at {first} was skipped (by {user})")
+    ]
+    (row,) = feeds.execute("SHOW CHANGEFEED f TABLES").rows
+    assert row[-1] is None, "it has not failed any more"
+    if target.uri.startswith("postgresql"):
+        found = feeds.execute("VERIFY CHANGEFEED f")
+        missing = {text for row in found.rows for text in map(str, row) if text.startswith("[")}
+        assert found.failure is not None and len(found.rows) == 3, missing
+
+
+def _failed_at(feeds: Feeds) -> str:
+    """The transaction that SHOW names, once the feed has failed at one."""
+    until(lambda: feeds.catalog.job("f").status is Status.FAILED)
+    (row,) = feeds.execute("SHOW CHANGEFEED f TABLES").rows
+    at = str(row[-1])
+    assert f"ALTER CHANGEFEED f SKIP TRANSACTION '{at}'" in str(row[-2])
+    return at
