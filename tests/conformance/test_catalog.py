@@ -1105,6 +1105,41 @@ def test_failed_tables_try_again(catalog: Catalog) -> None:
     assert catalog.job(job.id).generation == generation == job.generation + 1
 
 
+def test_a_transaction_is_skipped_in_the_tables_that_failed_at_it(catalog: Catalog) -> None:
+    third = TableName("shop", "public", "third")
+    job = catalog.create_job(spec("f", ORDERS, ITEMS, third))
+    lease = catalog.acquire_lease(job.id, "n", 10)
+    assert lease
+    bad = ChangefeedError("CF4001", "value cannot be encoded")
+    known = {t.table: t for t in catalog.tables(job.id)}
+    failed = {
+        ORDERS: known[ORDERS].failed(bad, Timestamp(7, 1)),
+        ITEMS: known[ITEMS].failed(bad, Timestamp(7, 2)),
+        third: known[third].failed(bad),
+    }
+    catalog.save_progress(job.id, failed, lease=lease)
+    assert catalog.retry_tables(job.id, skip=Timestamp(7)) == []
+    assert catalog.retry_tables(job.id, skip=Timestamp(7, 1), by="ann") == [ORDERS]
+    after = {t.table: t for t in catalog.tables(job.id)}
+    assert {name: t.state is TableState.FAILED for name, t in after.items()} == {
+        ORDERS: False,
+        ITEMS: True,
+        third: True,
+    }
+    assert {name: t.skipped for name, t in after.items()} == {
+        ORDERS: Timestamp(7, 1),
+        ITEMS: None,
+        third: None,
+    }
+    assert after[ORDERS].skips and not replace(after[ORDERS], done_upto=Timestamp(7, 1)).skips
+    event = catalog.events(job.id)[0]
+    assert (event.kind, event.table) == ("notice", str(ORDERS))
+    assert event.text.startswith(f"the transaction at {Timestamp(7, 1)} was skipped (by ann)")
+    # What a runner saves undoes nothing of it.
+    catalog.save_progress(job.id, {ORDERS: replace(known[ORDERS], emitted_rows=1)}, lease=lease)
+    assert {t.table: t.skipped for t in catalog.tables(job.id)}[ORDERS] == Timestamp(7, 1)
+
+
 # -- RESCAN ---------------------------------------------------------------------------------
 
 

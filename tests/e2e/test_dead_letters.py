@@ -434,8 +434,8 @@ def test_a_feed_goes_on_behind_a_transaction_that_is_skipped(
     postgres.execute("insert into t values (7, -7)")
     feeds.execute("RESUME CHANGEFEED f")
     first = _failed_at(feeds)
-    # A webhook takes the row behind the refused one, too: keys are independent of each other.
-    assert 2 in target.rows() and not {4, 6, 7} & set(target.rows())
+    # A webhook takes rows of other keys that come behind the refused one, too.
+    assert 2 in target.rows() and not {4, 7} & set(target.rows())
     for wrong in ("1.0000000000", f"{first} ", ""):
         with pytest.raises(ChangefeedError) as caught:
             feeds.execute(f"ALTER CHANGEFEED f SKIP TRANSACTION '{wrong}'")
