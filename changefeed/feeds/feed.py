@@ -346,12 +346,15 @@ class Feed:
 
         Raises:
             ChangefeedError: CF5009, there are too many.
-            TableError: the feed keeps none; it names the transaction of the row.
+            TableError: the feed keeps none; it names the transaction of the row, before which all
+                is durable.
         """
         if not self.dead_letters.wanted:
             at = Timestamp(row["wall"][0].as_py(), row["logical"][0].as_py())
             skip = f"ALTER CHANGEFEED .. SKIP TRANSACTION '{at}' goes on without it."
             error.hint = f"{error.hint} {skip}".strip()
+            # All before the row is durable, so what was skipped before is passed for good.
+            self.advance([schema.table], at.previous())
             raise TableError(schema.table, error, at)
         known = self.tables.get(schema.table)
         before = known.emitted_rows if known is not None else 0

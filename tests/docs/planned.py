@@ -48,6 +48,7 @@ _PARSED = (
     nodes.CreateFunction,
     nodes.RetryDeadLetters,
     nodes.DiscardDeadLetters,
+    nodes.SkipTransaction,
 )
 _USED = re.compile(r"(?:ALTER|PAUSE|RESUME|DROP|SHOW|SHOW CREATE) CHANGEFEED (?!IF|JOB)(\w+)")
 
