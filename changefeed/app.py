@@ -24,6 +24,7 @@ from changefeed.spark.settings import SparkSettings
 from changefeed.statements.inquiry import NodeInquiry
 
 if TYPE_CHECKING:
+    from changefeed.alerts.openlineage import LineageWatch
     from changefeed.alerts.watch import AlertWatch
     from changefeed.capture.standby import Standby
     from changefeed.core.node_lock import NodeLock
@@ -266,17 +267,29 @@ class Application:
         from changefeed.alerts.watch import AlertWatch
         from changefeed.monitor import StateCollector
 
-        def leads() -> bool:
-            alive = self.catalog.live_nodes()
-            return self._node is not None and bool(alive) and alive[0].id == self._node.id
-
         return AlertWatch(
             [channel(uri) for uri in uris],
             StateCollector(self.interpreter).collect,
             lambda: {job.name: shown.reason for job, shown in self.interpreter.health()},
-            leads,
+            self._leads,
             self.interpreter.clock,
         )
+
+    def lineage(self, uri: str) -> LineageWatch:
+        """The thread that sends the runs of feeds to ``uri`` as OpenLineage's events, to be
+        entered. Of the nodes of a state the one that has run for longest sends them.
+
+        Raises:
+            ChangefeedError: as :func:`changefeed.alerts.openlineage.lineage_place`.
+        """
+        from changefeed.alerts.openlineage import LineageWatch, lineage_place
+
+        place, clock = lineage_place(uri), self.interpreter.clock
+        return LineageWatch(place, self.catalog, self._leads, clock)
+
+    def _leads(self) -> bool:
+        alive = self.catalog.live_nodes()
+        return self._node is not None and bool(alive) and alive[0].id == self._node.id
 
     def _note_no_user(self, logins: bool) -> None:
         if logins and not self.catalog.users():

@@ -449,6 +449,13 @@ def _address(
     "smtp://HOST?from=..&to=.. or smtps://. changefeed alert URI tries it.",
 )
 @click.option(
+    "--openlineage",
+    metavar="URI",
+    envvar="CHANGEFEED_OPENLINEAGE",
+    help="Send runs of feeds and the lineage of their columns as OpenLineage's events there: "
+    "webhook-https://HOST/api/v1/lineage.",
+)
+@click.option(
     "--log-format",
     type=click.Choice([form.value for form in LogFormat]),
     default=LogFormat.TEXT.value,
@@ -476,6 +483,7 @@ def start(
     http_key: str | None,
     http_login: bool,
     alerts: tuple[str, ...],
+    openlineage: str | None,
     log_format: str,
 ) -> None:
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
@@ -503,6 +511,7 @@ def start(
             max_copies=max_copies,
             max_feeds=max_feeds,
             alerts=alerts,
+            openlineage=openlineage,
         )
     )
 

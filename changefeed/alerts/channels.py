@@ -11,10 +11,10 @@ import smtplib
 import socket
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import EmailMessage
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import httpx
 
@@ -105,19 +105,15 @@ def line(alert: Alert) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WebhookAlerts(Settings):
-    """``webhook-https://`` and ``webhook-http://``."""
+class WebhookPlace(Settings):
+    """``webhook-https://`` and ``webhook-http://``; a subclass has its parameters, and ``query``
+    behind them."""
 
     called = "webhook"
 
     authority: Authority = group(Authority)
-    alert_format: str | None = setting(
-        None,
-        "The body of a request: that of Prometheus' Alertmanager, or Slack's.",
-        values=("alertmanager", "slack"),
-        shown="slack for hooks.slack.com, else alertmanager",
-    )
-    query: tuple[tuple[str, str], ...] = rest()
+    if TYPE_CHECKING:
+        query: tuple[tuple[str, str], ...] = rest()
 
     @property
     def url(self) -> str:
@@ -128,12 +124,56 @@ class WebhookAlerts(Settings):
         if len(self.uri.hosts) != 1 or not self.uri.host:
             yield invalid_uri("a webhook needs one host", f"write {self.uri.scheme}://host/path")
 
+    @property
+    def place(self) -> str:
+        """Its host, for messages."""
+        return str(self.uri.hosts[0])
+
+    def post(self, body: object, what: str, option: str, headers: Mapping[str, str]) -> None:
+        """POST ``what`` as JSON; ``option`` has the URI.
+
+        Raises:
+            ChangefeedError: CF5001, CF5002; see :meth:`AlertChannel.send`.
+        """
+        uri, secure = self.uri, self.uri.scheme == "webhook-https"
+        try:
+            answer = httpx.post(
+                self.url,
+                content=json.dumps(body),
+                headers={"Content-Type": "application/json", **headers},
+                auth=None if uri.user is None else (uri.user, uri.password or ""),
+                timeout=PATIENCE,
+                verify=tls_context(self.authority.ca_cert) if secure else False,
+                follow_redirects=False,
+            )
+        except httpx.HTTPError as error:
+            raise _unreachable(f"the webhook at {self.place}", type(error).__name__) from None
+        if not answer.is_success:
+            raise ChangefeedError(
+                Code.SINK_UNREACHABLE if answer.is_server_error else Code.SINK_REFUSED_LOGIN,
+                f"the webhook at {self.place} answered {what} with {answer.status_code}",
+                hint=f"check the URI of {option}.",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhookAlerts(WebhookPlace):
+    """A webhook for alerts."""
+
+    alert_format: str | None = setting(
+        None,
+        "The body of a request: that of Prometheus' Alertmanager, or Slack's.",
+        values=("alertmanager", "slack"),
+        shown="slack for hooks.slack.com, else alertmanager",
+    )
+    query: tuple[tuple[str, str], ...] = rest()
+
 
 class WebhookChannel(AlertChannel):
     """Alerts as a POST: Alertmanager's webhook format, version 4, or a message of Slack."""
 
     def __init__(self, settings: WebhookAlerts) -> None:
-        super().__init__(str(settings.uri.hosts[0]), settings.authority)
+        super().__init__(settings.place, settings.authority)
         self._settings = settings
         by_host = "slack" if settings.uri.host == "hooks.slack.com" else "alertmanager"
         self._slack = (settings.alert_format or by_host) == "slack"
@@ -142,25 +182,7 @@ class WebhookChannel(AlertChannel):
         body = (
             {"text": "\n".join(map(line, alerts))} if self._slack else _alertmanager(alerts, node)
         )
-        uri, secure = self._settings.uri, self._settings.uri.scheme == "webhook-https"
-        try:
-            answer = httpx.post(
-                self._settings.url,
-                content=json.dumps(body),
-                headers={"Content-Type": "application/json"},
-                auth=None if uri.user is None else (uri.user, uri.password or ""),
-                timeout=PATIENCE,
-                verify=self._tls() if secure else False,
-                follow_redirects=False,
-            )
-        except httpx.HTTPError as error:
-            raise _unreachable(f"the webhook at {self.place}", type(error).__name__) from None
-        if not answer.is_success:
-            raise ChangefeedError(
-                Code.SINK_UNREACHABLE if answer.is_server_error else Code.SINK_REFUSED_LOGIN,
-                f"the webhook at {self.place} answered an alert with {answer.status_code}",
-                hint="check the URI of --alert.",
-            )
+        self._settings.post(body, "an alert", "--alert", {})
 
 
 def _alertmanager(alerts: Sequence[Alert], node: str) -> dict[str, object]:

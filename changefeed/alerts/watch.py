@@ -1,12 +1,13 @@
-"""The thread of a node that looks for alerts and sends them."""
+"""The threads of a node that look for something and send it: alerts here."""
 
 from __future__ import annotations
 
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Self
 
 from prometheus_client.core import Metric
 
@@ -26,8 +27,41 @@ STOP_SECONDS: Final = 5.0
 MOST: Final = 1000
 
 
-class AlertWatch:
-    """Looks for alerts until it is left, and sends them; to be entered."""
+class Watch(ABC):
+    """A thread that looks every few seconds until it is left; to be entered."""
+
+    def __init__(self, name: str, clock: Clock, every: float) -> None:
+        self._name = name
+        self._clock = clock
+        self._every = every
+        self._failures = FailureCounter(clock)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stopping.set()
+        self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        while not self._clock.wait(self._stopping, self._every):
+            with self._failures.survived(self._name):
+                self.turn()
+
+    @abstractmethod
+    def turn(self) -> None:
+        """Look once, and send what there is to say.
+
+        Raises:
+            ChangefeedError: the state cannot be read.
+        """
+
+
+class AlertWatch(Watch):
+    """Looks for alerts and sends them."""
 
     def __init__(
         self,
@@ -45,37 +79,15 @@ class AlertWatch:
             leads: whether this node is the one that sends, of all nodes of the state.
             every: seconds between two looks.
         """
+        super().__init__("alerts", clock, every)
         self._metrics = metrics
         self._reasons = reasons
         self._leads = leads
-        self._clock = clock
-        self._every = every
-        self._failures = FailureCounter(clock)
         self._book = AlertBook()
         self._waiting: dict[AlertChannel, list[Alert]] = {channel: [] for channel in channels}
         self._troubles: dict[AlertChannel, str] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="alerts", daemon=True)
-
-    def __enter__(self) -> AlertWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._stopping.set()
-        self._thread.join(STOP_SECONDS)
-
-    def _run(self) -> None:
-        while not self._clock.wait(self._stopping, self._every):
-            with self._failures.survived("alerts"):
-                self.turn()
 
     def turn(self) -> None:
-        """Look once, and send what there is to say.
-
-        Raises:
-            ChangefeedError: the state cannot be read.
-        """
         if not self._leads():
             self._book = AlertBook()
             return

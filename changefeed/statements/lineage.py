@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from changefeed.catalog import Job, TableProgress
+from changefeed.catalog import Catalog, Job, TableProgress
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.options import Options
 from changefeed.plan.lineage import ColumnLineage, table_lineage
@@ -21,7 +21,7 @@ def listing(job: Job, context: Context) -> Result:
     """As of the newest shape of each table that the state knows; asks no source."""
     rows: list[tuple[Cell, ...]] = []
     notices = []
-    for table, schema, columns in of_feed(job, context):
+    for table, schema, columns in of_feed(job, context.catalog):
         if schema is None:
             name = written_name(table.table)
             notices.append(f"{name}: its columns are known once the feed has read the table")
@@ -34,17 +34,17 @@ def listing(job: Job, context: Context) -> Result:
 
 
 def of_feed(
-    job: Job, context: Context
+    job: Job, catalog: Catalog
 ) -> Iterator[tuple[TableProgress, TableSchema | None, tuple[ColumnLineage, ...]]]:
     """Each table of a feed, its shape as far as it is known, and the lineage of its target."""
-    sink = find_sink(context.catalog, job.sink_uri, None)
+    sink = find_sink(catalog, job.sink_uri, None)
     options = Options.from_dict(job.options, abilities=sink.capabilities)
     query = query_of(job)
-    for table in context.catalog.tables(job.id):
+    for table in catalog.tables(job.id):
         if table.schema_version:
-            schema: TableSchema | None = context.catalog.schema(table.schema_version)
+            schema: TableSchema | None = catalog.schema(table.schema_version)
         else:
-            schema = context.catalog.announced_schema(table.table)
+            schema = catalog.announced_schema(table.table)
         found: tuple[ColumnLineage, ...] = ()
         if schema is not None:
             typed = sink.capabilities.takes_rows
