@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from changefeed.alerts.channels import WebhookPlace
-from changefeed.alerts.watch import EVERY, MOST, Watch
+from changefeed.alerts.watch import EVERY, MOST, SendingWatch
 from changefeed.catalog import Catalog, Job, Status
 from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Code
@@ -83,7 +83,7 @@ class FeedRun:
     sent: float
 
 
-class LineageWatch(Watch):
+class LineageWatch(SendingWatch):
     """Looks for runs that begin, change and end, and sends them."""
 
     def __init__(
@@ -151,7 +151,7 @@ class LineageWatch(Watch):
         self, run: FeedRun, kind: str, at: int, facets: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         state = self._catalog.state_id
-        number = uuid.uuid5(uuid.NAMESPACE_OID, f"changefeed {state} {run.job.id} {run.began}")
+        number = uuid.uuid5(uuid.NAMESPACE_URL, f"changefeed:{state}:{run.job.id}:{run.began}")
         of_job = {"processingType": "STREAMING", "integration": "CHANGEFEED", "jobType": "FEED"}
         return {
             "eventTime": datetime.fromtimestamp(at / 1e9, UTC).isoformat(),

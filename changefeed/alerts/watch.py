@@ -27,7 +27,7 @@ STOP_SECONDS: Final = 5.0
 MOST: Final = 1000
 
 
-class Watch(ABC):
+class SendingWatch(ABC):
     """A thread that looks every few seconds until it is left; to be entered."""
 
     def __init__(self, name: str, clock: Clock, every: float) -> None:
@@ -60,7 +60,7 @@ class Watch(ABC):
         """
 
 
-class AlertWatch(Watch):
+class AlertWatch(SendingWatch):
     """Looks for alerts and sends them."""
 
     def __init__(
