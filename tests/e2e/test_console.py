@@ -135,6 +135,7 @@ def test_dead_letters_show_values_to_operators_alone(
             page.press("Enter")
             shows(page, f"{role} ({role})")
             shows(page, "CREATE CHANGEFEED picky FOR public.orders FROM shop INTO")
+            shows(page, "← public.orders.note")
             page.until(
                 "document.querySelector('[aria-label=\"Dead letters\"] td[data-label=letter]')"
             )
