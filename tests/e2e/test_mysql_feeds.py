@@ -13,6 +13,7 @@ import pytest
 from changefeed.catalog.model import Status
 from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.sizes import Sizes
 from changefeed_testing.sinks.messages import Message
 from tests.conftest import LentSpark
 from tests.e2e.feeds import Feeds, consumed, rebuilt, running
@@ -21,6 +22,7 @@ from tests.helpers.waiting import until
 from tests.services.kafka import KafkaBroker
 from tests.services.mariadb import PASSWORD, USER
 from tests.services.mysql import READER_PASSWORD, BinlogServer
+from tests.services.webhook import WebhookServer
 
 pytestmark = [
     pytest.mark.e2e,
@@ -590,3 +592,32 @@ def test_a_table_is_not_copied_into_itself(bench: Bench) -> None:
     target = f"mysql://{USER}:{PASSWORD}@127.0.0.1:{port}/{bench.database}"
     with pytest.raises(ChangefeedError, match="is the source table itself"):
         bench.feeds.execute(f"CREATE CHANGEFEED loop FOR t INTO '{target}'")
+
+
+@pytest.mark.extended
+def test_a_feed_goes_on_behind_transactions_that_are_skipped(bench: Bench) -> None:
+    """Each that its sink refuses, also in a node that is started afterwards."""
+    sink = WebhookServer(judge=lambda body: 422 if b'"b": "bad"' in body else 200)
+    bench.feeds.execute(f"CREATE CHANGEFEED f FOR t INTO '{sink.uri}'")
+    bench.feeds.sync("f")
+
+    def skip() -> str:
+        until(lambda: bench.feeds.catalog.job("f").status is Status.FAILED)
+        (row,) = bench.feeds.execute("SHOW CHANGEFEED f TABLES").rows
+        bench.feeds.execute(f"ALTER CHANGEFEED f SKIP TRANSACTION '{row[-1]}'")
+        return str(row[-1])
+
+    bench.run(
+        "INSERT INTO t VALUES (21, 'b')",
+        "INSERT INTO t VALUES (22, 'bad'), (23, 'd')",
+        "INSERT INTO t VALUES (24, 'e')",
+        "INSERT INTO t VALUES (25, 'bad')",
+        "INSERT INTO t VALUES (26, 'g')",
+    )
+    first = skip()
+    bench.feeds.restart(Sizes())
+    assert skip() > first
+    bench.feeds.sync("f")
+    keys = {message.key for message in sink.messages(["t"]) if message.is_row}
+    assert {"[10]", "[21]", "[24]", "[26]"} <= keys and not {"[22]", "[25]"} & keys
+    sink.stop()
