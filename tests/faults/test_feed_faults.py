@@ -480,7 +480,7 @@ def test_a_lost_lease_stops_the_feed(feeds: Feeds, shop: Shop) -> None:
     def change(what: str, seconds: float) -> None:
         """Change the lease, which ends in so many seconds."""
         with closing(sqlite3.connect(feeds.state / "state.db", timeout=30)) as state, state:
-            state.execute(f"update lease set {what}", [time.time_ns() + int(seconds * 10**9)])
+            state.execute(f"update job_lease set {what}", [time.time_ns() + int(seconds * 10**9)])
 
     change("node = 'thief', token = token + 1, expires = ?", 60)
     until(lambda: not threads(), "the feed stops")
