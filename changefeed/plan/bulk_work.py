@@ -49,7 +49,7 @@ def scan_hindrance(
     """
     if query:
         return _QUERY
-    if not parts_travel and (sink.takes_rows or not takes_workers):
+    if not parts_travel and not takes_workers:
         return "the snapshot of this source cannot leave the node"
     if limit:
         return f"a scan with {limit} is read by the node"

@@ -7,20 +7,24 @@ No shuffle::
 
 A part is a task of a job, which Spark retries. The parts of a snapshot that workers hold are
 divided among these workers (:mod:`changefeed.spark.standing`); a part whose worker was lost goes to
-another one. So rows may be repeated, but none is lost.
+another one. So messages may be repeated, but none is lost. Typed rows such workers write to files,
+one per attempt at a part, and the sink's action reads those that are complete.
 """
 
 from __future__ import annotations
 
 import functools
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
@@ -40,12 +44,16 @@ from changefeed.spark.executors import (
 from changefeed.spark.internals.arrow_types import spark_schema
 from changefeed.spark.progress import Listener, driver_host
 from changefeed.spark.sealed import sealed
+from changefeed.spark.staging import ArrowFiles
+from changefeed.spark.staging_place import StagingPlace
 from changefeed.spark.standing import LostWorker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from changefeed.spark.session import NodeSpark
+
+R = TypeVar("R")
 
 
 class ReadablePart(Protocol):
@@ -147,15 +155,17 @@ def _tasks(
 
 
 def _divided(
-    workers: Sequence[ScanWorker], parts: Sequence[ReadablePart], work: _PartWork
-) -> list[PartResult]:
+    workers: Sequence[ScanWorker],
+    parts: Sequence[ReadablePart],
+    work: Callable[[int, ReadablePart], R],
+) -> list[R]:
     """Returns, or raises, when no worker delivers any longer.
 
     Raises:
         ChangefeedError: of the first part that failed; CF2201 all workers were lost.
     """
     left = deque(enumerate(parts))
-    done: list[PartResult] = []
+    done: list[R] = []
 
     def keep_busy(worker: ScanWorker) -> None:
         while left:
@@ -164,7 +174,7 @@ def _divided(
             except IndexError:
                 return
             try:
-                done.append(worker.call(functools.partial(_deliver, work, number, part)))
+                done.append(worker.call(functools.partial(_call, work, number, part)))
             except LostWorker:
                 left.append((number, part))
                 return
@@ -181,7 +191,9 @@ def _divided(
     return done
 
 
-def _deliver(work: _PartWork, number: int, part: ReadablePart, kept: ExitStack) -> PartResult:
+def _call(
+    work: Callable[[int, ReadablePart], R], number: int, part: ReadablePart, kept: ExitStack
+) -> R:
     return work(number, part)
 
 
@@ -200,15 +212,53 @@ class _RowReader:
         with errors_packed():
             for batch in batches:
                 for number in batch.column("id").to_pylist():
-                    yield from self._read(number)
+                    for table in _shaped(number, self._parts[number], self._shape, self._tell):
+                        yield from table.to_batches()
 
-    def _read(self, number: int) -> Iterator[pa.RecordBatch]:
-        rows = size = 0
-        for read in self._parts[number].read():
-            table = self._shape(read)
-            yield from table.to_batches()
-            rows, size = rows + table.num_rows, size + table.nbytes
-            self._tell(number, rows, size)
+
+def _shaped(
+    number: int,
+    part: ReadablePart,
+    shape: Callable[[pa.RecordBatch], pa.Table],
+    tell: Callable[[int, int, int], None],
+) -> Iterator[pa.Table]:
+    rows = size = 0
+    for read in part.read():
+        table = shape(read)
+        yield table
+        rows, size = rows + table.num_rows, size + table.nbytes
+        tell(number, rows, size)
+
+
+@dataclass
+class _PartFile:
+    """Writes the rows of a part to a file, in the process that is called; returns its name."""
+
+    folder: str
+    place: StagingPlace
+    schema: pa.Schema
+    shape: Callable[[pa.RecordBatch], pa.Table]
+    tell: Callable[[int, int, int], None]
+
+    def __call__(self, number: int, part: ReadablePart) -> str:
+        # A worker that counts as lost may still write: each attempt has a file of its own.
+        name = f"{self.folder}/{number:08d}-{uuid.uuid4().hex}.parquet"
+        files = ArrowFiles(self.place)
+        files.make(self.folder)
+        with (
+            files.create(name) as out,
+            pq.ParquetWriter(
+                out,
+                self.schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=False,
+                write_page_checksum=True,
+            ) as writer,
+        ):
+            for table in _shaped(number, part, self.shape, self.tell):
+                writer.write_table(table)
+        return name
 
 
 @contextmanager
@@ -243,3 +293,40 @@ def row_frame(
             # No part, no row: a range must have a partition all the same.
             numbers = session.range(len(parts), numPartitions=max(1, len(parts)))
             yield numbers.mapInArrow(task, spark_schema(schema.log_schema()))
+
+
+@contextmanager
+def stored_frame(
+    spark: NodeSpark,
+    parts: Sequence[ReadablePart],
+    *,
+    schema: TableSchema,
+    shape: Callable[[pa.RecordBatch], pa.Table],
+    workers: Sequence[ScanWorker],
+    folder: Path,
+    release: Callable[[], None] = lambda: None,
+    group: str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Iterator[DataFrame]:
+    """As :func:`row_frame`, of parts that only ``workers`` can read: once the block begins, they
+    have read everything.
+
+    Args:
+        folder: for their files, if there is no staging place.
+        release: called when they have read everything.
+
+    Raises:
+        ChangefeedError: of the first part that failed; CF2201 all workers were lost; CF4002.
+    """
+    form = schema.log_schema()
+    with spark.shared_folder(folder) as name, spark.use(group) as session:
+        host = driver_host(session)
+        with Listener(on_progress or (lambda rows, size: None), host) as tell:
+            work = _PartFile(name, spark.shared_place, form, shape, tell)
+            names = _divided(workers, parts, work)
+        release()
+        columns = spark_schema(form)
+        if names:
+            yield session.read.schema(columns).parquet(*names)
+        else:
+            yield session.createDataFrame([], columns)

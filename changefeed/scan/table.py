@@ -8,6 +8,7 @@ messages                encoded here, one commit        read here in parallel, i
 messages, exactly once  encoded here, one commit        read here in parallel, one commit
 rows                    read here, one commit           read here in parallel, in rounds
 rows, by Spark          read here, one commit           Spark; the sink runs the job
+rows, in workers        read here, one commit           Spark's workers write files for that job
 ======================  ==============================  =======================================
 
 A table counts as scanned when all its rows are durable and the sink knows that the scan ended.
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -52,7 +54,7 @@ from changefeed.scan.admission import (
 )
 from changefeed.scan.host import ScanHost, scan_progress_key
 from changefeed.scan.repair import keys_to_delete, why_rescan
-from changefeed.scan.spark import row_frame, run_scan
+from changefeed.scan.spark import row_frame, run_scan, stored_frame
 from changefeed.spark.progress import driver_host
 from sinks.base import (
     Batch,
@@ -159,7 +161,8 @@ class ScanWork:
     """What all tables of one scan have in common.
 
     ``unfinished``: see :attr:`sinks.base.SinkContext.unfinished`. ``delivered``: rows of it are
-    durable in the sink. ``workers``: those of Spark that hold the snapshot.
+    durable in the sink. ``workers``: those of Spark that hold the snapshot. ``release``: ends
+    them, once no table is left that they are to read.
     """
 
     host: ScanHost
@@ -171,6 +174,7 @@ class ScanWork:
     delivered: bool = False
     clock: Clock = SYSTEM_CLOCK
     workers: Sequence[ScanWorker] = ()
+    release: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self._epochs = itertools.count(1)
@@ -319,7 +323,15 @@ class ScanWork:
         if small or not writer.sink.capabilities.scans_by_spark:
             self._here(parts, writer, shape, TYPED_ROWS)
             return
-        with row_frame(
+        frames = row_frame
+        if self.workers:
+            folder = Path(
+                self.host.sinks.context(scan=True).scratch, f"parts-{writer.epoch.number}"
+            )
+            frames = partial(
+                stored_frame, workers=self.workers, folder=folder, release=self.release
+            )
+        with frames(
             self.host.spark,
             parts,
             schema=writer.seen,
@@ -429,6 +441,10 @@ def spark_hindrance(host: ScanHost, sink: Sink) -> str:
         takes_workers=source.takes_workers,
         limit=host.limits.option,
     )
+    # The client of HDFS is in the JVM, and Python workers write the rows of such a snapshot.
+    staged = sink.capabilities.takes_rows and not source.parts_travel
+    if not why and staged and host.spark.shared_place.root.startswith("hdfs://"):
+        return "the snapshot of this source cannot be staged in HDFS"
     if not why and not sink.capabilities.takes_rows and not host.sinks.in_workers(sink):
         return "Spark cannot be started here"
     return why

@@ -45,7 +45,7 @@ from changefeed.scan.host import ScanHost
 from changefeed.scan.table import PartLedger, ScanWork, TableParts, spark_hindrance
 from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, ScanPart, Snapshot, Source
 from changefeed.sources.scans import table_changed
-from changefeed.spark.standing import StandingWorker, StandingWorkers
+from changefeed.spark.standing import StandingWorkers
 
 
 @dataclass
@@ -183,7 +183,8 @@ class SnapshotScan(threading.Thread):
             # on having everything up to there.
             source_runtime.log.wait_above(promised, self._stopping)
         with ExitStack() as held:
-            workers = held.enter_context(self._workers()) if self._wants_workers(source) else ()
+            standing = held.enter_context(self._workers(self._wants_workers(source)))
+            workers = standing.gathered(self._stopping.is_set) if standing else ()
             self._waits = "the source's snapshot"
             schemas = [t.schema for t in described if t.schema]
             snapshot = held.enter_context(
@@ -222,6 +223,9 @@ class SnapshotScan(threading.Thread):
             for table in described:
                 if self._stopping.is_set():
                     return
+                if standing is not None and table is described[-1]:
+                    # What follows the last table's reading needs the cores of the workers.
+                    reading.release = standing.close
                 self._scan_table(table, reading, parts.pop(table.name))
                 self._host.wake()
 
@@ -236,19 +240,24 @@ class SnapshotScan(threading.Thread):
         rows = state.least_job_rows
         if host.asked_engine is EngineOption.AUTO:
             rows = sum(t.rows_estimate for t in source.tables() if t.name in self.tables)
+            if host.needs_spark and not state.hindrance:
+                return rows >= host.sizes.small_scan_rows
         return choose_engine(host.asked_engine, Work(rows, state.cores - 1), state).spark
 
     @contextmanager
-    def _workers(self) -> Iterator[Sequence[StandingWorker]]:
+    def _workers(self, wanted: bool) -> Iterator[StandingWorkers | None]:
+        if not wanted:
+            yield None
+            return
         spark = self._host.spark
         self._waits = "Spark"
         spark.session()
         with spark.occupied() as cores:
             if cores == 0:
-                yield ()
+                yield None
                 return
             with StandingWorkers(spark, cores, self._group, self._clock) as workers:
-                yield workers.gathered(self._stopping.is_set)
+                yield workers
 
     def _describe(self) -> list[TableScan]:
         """Read each table's present schema; a table that no longer exists fails, the others

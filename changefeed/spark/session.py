@@ -37,7 +37,7 @@ from changefeed.spark.packs import pack, paths
 from changefeed.spark.properties import count_cores, is_local
 from changefeed.spark.settings import LOCAL, SparkSettings
 from changefeed.spark.staging import StagingArea
-from changefeed.spark.staging_place import staging_place
+from changefeed.spark.staging_place import StagingPlace, staging_place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -209,6 +209,11 @@ class NodeSpark:
     def stages(self) -> bool:
         """Whether executors read the node's rows from a staging place."""
         return self._staging is not None
+
+    @property
+    def shared_place(self) -> StagingPlace:
+        """How executors reach the folder of :meth:`shared_folder`."""
+        return self._place or StagingPlace("/")
 
     @contextmanager
     def shared(self, paths: Sequence[str]) -> Iterator[list[str]]:

@@ -29,6 +29,7 @@ from changefeed.spark.internals.files import HadoopFiles
 from changefeed.spark.staging_place import StagingPlace
 
 if TYPE_CHECKING:
+    from pyarrow import NativeFile
     from pyspark.sql import SparkSession
 
 #: The next node removes what a crash left after this time; no piece of work takes a day.
@@ -79,8 +80,13 @@ class ArrowFiles:
         self._files.create_dir(self._path(folder), recursive=True)
 
     def copy(self, path: Path, name: str) -> None:
-        with path.open("rb") as source, self._files.open_output_stream(self._path(name)) as target:
+        with path.open("rb") as source, self.create(name) as target:
             shutil.copyfileobj(source, target, _BLOCK)
+
+    def create(self, name: str) -> NativeFile:
+        """A new file, which others see when it is closed, or sooner."""
+        file: NativeFile = self._files.open_output_stream(self._path(name))
+        return file
 
     def remove(self, folder: str) -> None:
         self._files.delete_dir(self._path(folder))

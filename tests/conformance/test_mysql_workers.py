@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,9 +15,10 @@ import pytest
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
 from changefeed.encoding.plan import MessagePlan
-from changefeed.scan.spark import run_scan
+from changefeed.scan.spark import run_scan, stored_frame
 from changefeed.sources.base import ScanWorker
 from changefeed.sources.mysql import MySQLSource
 from changefeed.sources.mysql.image import MySQLPart
@@ -168,6 +170,48 @@ def test_a_part_of_a_lost_worker_goes_to_another(scan: Scan, tmp_path: Path, dea
             with pytest.raises(ChangefeedError) as raised:
                 read()
             assert raised.value.code == "CF2201"
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("deaths", [0, 1, 2])
+def test_typed_rows_of_workers_are_the_nodes(scan: Scan, tmp_path: Path, deaths: int) -> None:
+    """Also where a worker dies at the end of a part, whose file it has written in part."""
+    marks, files = tmp_path / "marks", tmp_path / "files"
+    marks.mkdir()
+    shape = partial(scan_rows, scan.table, at=AT)
+    with scan.snapshot() as snapshot:
+        parts = scan.parts(snapshot)
+        wanted = pa.concat_tables([shape(batch) for part in parts for batch in part.read()])
+        deadly = [Deadly(part, marks, deaths) if n == 1 else part for n, part in enumerate(parts)]
+
+        def read() -> list[dict[str, object]]:
+            with stored_frame(
+                scan.spark,
+                deadly,
+                schema=scan.table,
+                shape=shape,
+                workers=snapshot.workers,
+                folder=files,
+                # Of a small machine they have all cores.
+                release=scan.workers.close,
+            ) as frame:
+                written = len(list(files.glob("*.parquet")))
+                assert (written > len(parts)) == bool(deaths), "the dead worker's file is there"
+                return sorted(frame.toArrow().to_pylist(), key=by_id)
+
+        if deaths < 2:
+            found = read()
+            assert len(found) == ROWS
+            assert found == sorted(wanted.to_pylist(), key=by_id)
+        else:
+            with pytest.raises(ChangefeedError) as raised:
+                read()
+            assert raised.value.code == "CF2201"
+    assert not files.exists()
+
+
+def by_id(row: dict[str, object]) -> str:
+    return str(row["a0"])
 
 
 @pytest.mark.extended

@@ -18,6 +18,7 @@ from changefeed_testing.sinks.messages import Message
 from tests.conftest import LentSpark
 from tests.e2e.feeds import Feeds, consumed, rebuilt, running
 from tests.helpers.duckdb_file import opened
+from tests.helpers.lake import Lake, unused_catalog
 from tests.helpers.waiting import until
 from tests.services.kafka import KafkaBroker
 from tests.services.mariadb import PASSWORD, USER
@@ -132,6 +133,50 @@ def test_a_scan_by_workers_of_spark_has_the_nodes_bytes(
         job = bench.feeds.execute("SHOW CHANGEFEED workers")
         shown = dict(zip(job.columns, job.rows[0], strict=True))
         assert f"scan of {database}.t as a Spark job" in str(shown["last_spark_job"])
+
+
+@pytest.mark.spark
+@pytest.mark.extended
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
+def test_a_scan_into_a_lake_by_workers_of_spark_has_the_nodes_rows(
+    tmp_path: Path, binlog_server: BinlogServer, spark_engine: LentSpark, form: str
+) -> None:
+    """Of a table with a key, and of one whose equal rows are counted."""
+    found: dict[str, list[list[tuple[object, ...]]]] = {}
+    with (
+        binlog_server.database() as database,
+        running(tmp_path / "state", spark=spark_engine) as feeds,
+    ):
+        bench = Bench(feeds, binlog_server, database, tmp_path / "out")
+        rows = ", ".join(
+            f"({i}, IF({i} % 7, 'ä {i}', NULL), {i} / 8, '2026-01-01' + INTERVAL {i} SECOND,"
+            f" CHAR({i} % 256))"
+            for i in range(1, 2001)
+        )
+        bench.run(
+            "CREATE TABLE t (a INT PRIMARY KEY, b VARCHAR(100), c DECIMAL(9,3), d DATETIME(3),"
+            " e VARBINARY(9))",
+            f"INSERT INTO t VALUES {rows}",
+            "CREATE TABLE u (a INT, b VARCHAR(100))",
+            "INSERT INTO u SELECT a % 9, IF(a % 5, b, 'same') FROM t",
+            "ANALYZE TABLE t, u",
+        )
+        for engine in ("driver", "spark"):
+            place = tmp_path / engine
+            catalog = f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={place}"
+            lake = Lake(spark_engine, f"delta://{place}" if form == "delta" else catalog)
+            feeds.execute(
+                f"CREATE CHANGEFEED {engine} FOR t, u INTO '{lake.uri}' WITH engine = '{engine}'"
+            )
+            feeds.sync(engine)
+            read = ("SELECT a, b, c, d, e FROM {t}", "SELECT a, b FROM {u}")
+            found[engine] = [sorted(lake.query(query), key=repr) for query in read]
+        events = feeds.catalog.events(feeds.catalog.job("spark").id, kinds=("engine",))
+        assert feeds.verified() == ["driver", "spark"]
+    assert [len(table) for table in found["driver"]] == [2000, 2000]
+    assert found["spark"] == found["driver"]
+    scans = {f"scan of {database}.{table} as a Spark job" for table in ("t", "u")}
+    assert scans <= {event.text for event in events}
 
 
 def test_of_two_nodes_on_copies_of_a_state_one_stops(bench: Bench, tmp_path: Path) -> None:

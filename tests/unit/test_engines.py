@@ -202,13 +202,7 @@ BOTH = "the node or a Spark job, whichever is estimated to be faster, for "
             False,
             "spark: merges are jobs; the snapshot of this source cannot leave the node",
         ),
-        (
-            "delta",
-            {},
-            False,
-            True,
-            "spark: merges are jobs; the snapshot of this source cannot leave the node",
-        ),
+        ("delta", {}, False, True, "spark: merges are jobs; a small scan is read by the node"),
         ("delta", {}, True, False, "spark: merges are jobs; a small scan is read by the node"),
         (
             "webhook-https",
