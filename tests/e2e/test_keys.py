@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -434,6 +435,8 @@ ELSEWHERE: Mapping[str, tuple[Callable[[pytest.FixtureRequest], Generator[Copy]]
     "bigquery": (in_bigquery, {"beyond", "moments", "usual"}),
     "snowflake": (in_snowflake, {"beyond", "moments", "usual"}),
 }
+#: The same of tables of MySQL and MariaDB.
+MYSQL_ELSEWHERE: Mapping[str, set[str]] = {"clickhouse": {"moments"}}
 
 
 class Sinks:
@@ -537,12 +540,12 @@ def test_keys_of_postgresql_elsewhere(
     origin = FromPostgreSQL(postgres)
     origin.make()
     origin.insert(0)
-    copies = make(request)
-    copy = replace(next(copies), without=sorted(without))
-    with running(tmp_path / "state", timings=BRISK) as feeds:
+    with (
+        contextmanager(make)(request) as copy,
+        running(tmp_path / "state", timings=BRISK) as feeds,
+    ):
         feeds.connect(shop=postgres.uri)
-        check(feeds, origin, {"copy": copy})
-    copies.close()
+        check(feeds, origin, {"copy": replace(copy, without=sorted(without))})
 
 
 @pytest.mark.postgres
@@ -554,6 +557,27 @@ def test_keys_of_mysql(tmp_path: Path, postgres: Database, binlog_server: Binlog
         origin.insert(0)
         feeds.connect(shop=binlog_server.uri(database))
         check(feeds, origin, plain(tmp_path, postgres.uri))
+
+
+@pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True)
+@pytest.mark.parametrize(
+    "sink", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ELSEWHERE]
+)
+def test_keys_of_mysql_elsewhere(
+    tmp_path: Path, binlog_server: BinlogServer, request: pytest.FixtureRequest, sink: str
+) -> None:
+    make, _ = ELSEWHERE[sink]
+    without = sorted(MYSQL_ELSEWHERE.get(sink, ()))
+    with (
+        binlog_server.database() as database,
+        contextmanager(make)(request) as copy,
+        running(tmp_path / "state", timings=BRISK) as feeds,
+    ):
+        origin = FromMySQL(binlog_server, database)
+        origin.make()
+        origin.insert(0)
+        feeds.connect(shop=binlog_server.uri(database))
+        check(feeds, origin, {"copy": replace(copy, without=without)})
 
 
 @pytest.mark.postgres

@@ -5,7 +5,8 @@ Each history has copies in DuckDB, PostgreSQL, Kafka and Delta. A node mostly wa
 histories of a source run beside each other, with one node for all of them.
 
 ``CHANGEFEED_SEED`` names the history to run, and ``CHANGEFEED_HISTORIES`` how many from there on.
-Without a seed a fixed history of each source runs.
+Without a seed five fixed histories of each source run. Only the first of them has a copy in Delta,
+which takes most of the CPU.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ pytestmark = [pytest.mark.nemesis, pytest.mark.e2e, pytest.mark.timeout(2400)]
 
 COUNT = int(os.environ.get("CHANGEFEED_HISTORIES", "1"))
 FIRST = int(os.environ.get("CHANGEFEED_SEED", "0"))
-SEEDS = range(FIRST, FIRST + COUNT) if FIRST else range(101, 102)
+SEEDS = range(FIRST, FIRST + COUNT) if FIRST else range(101, 106)
+#: The histories that have a copy in a lake, too.
+WITH_LAKE = SEEDS if FIRST else SEEDS[:1]
 #: Histories of a source beside each other.
 AT_ONCE = int(os.environ.get("CHANGEFEED_HISTORIES_AT_ONCE", "3"))
 #: A history has few rows of many shapes, for each of which Spark would compile code.
@@ -69,14 +72,14 @@ class Bench:
         """Run a history with copies of its tables in every target; what there is to say of it."""
         name = f"h{seed}_{server.schema}".replace("public", "pg")
         with self._targets.database() as target:
-            return self._prove(
-                server,
-                seed,
+            copies: list[Copy] = [
                 DuckDBCopy(f"{name}_d", self._folder / f"{name}.duckdb"),
                 PostgreSQLCopy(f"{name}_p", target),
                 KafkaCopy(f"{name}_m", self._kafka, f"{name}_"),
-                DeltaCopy(f"{name}_l", self._folder / name, self._spark),
-            )
+            ]
+            if seed in WITH_LAKE:
+                copies.append(DeltaCopy(f"{name}_l", self._folder / name, self._spark))
+            return self._prove(server, seed, *copies)
 
     def _prove(self, server: Server, seed: int, *copies: Copy) -> str:
         execute, name = self.service.execute, copies[0].feed
