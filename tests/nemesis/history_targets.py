@@ -15,6 +15,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -150,7 +151,8 @@ class DeltaCopy(TableCopy):
         return self._lake.query(sql)
 
     def remove(self, table: str) -> None:
-        shutil.rmtree(self._folder / table)
+        with suppress(FileNotFoundError):  # a table may fail before it is made
+            shutil.rmtree(self._folder / table)
 
 
 class KafkaCopy(Copy):
