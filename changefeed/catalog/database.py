@@ -51,6 +51,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
+from changefeed.core.together import AskedTogether
 from changefeed.core.uri import redact
 
 #: How long a write waits for another process's write, seconds.
@@ -156,6 +157,8 @@ class Database:
         if engine.dialect.name != "sqlite":
             # PostgreSQL's default takes another snapshot for each query.
             self._reading = engine.execution_options(isolation_level="REPEATABLE READ")
+            self._polling = engine.execution_options(isolation_level="AUTOCOMMIT")
+            self._version = AskedTogether(self._server_version)
         self._sealer = SEALERS[engine.dialect] = Sealer(shown, key)
         self._writer = engine.execution_options(changefeed_write=True)
         # Threads of one process queue here, not in SQLite's busy handler, which sleeps.
@@ -302,11 +305,11 @@ class Database:
         """The change counter: one indexed read, for polling.
 
         A feed asks in each of its rounds, hundreds of times a second, so SQLite is asked by a
-        connection of its own, without SQLAlchemy's pool, statement and transaction.
+        connection of its own, without SQLAlchemy's pool, statement and transaction, and PostgreSQL
+        once for all feeds that a heartbeat of the source wakes.
         """
         if self._engine.dialect.name != "sqlite":
-            with self.read() as connection:
-                return int(connection.execute(select(tables.change.c.number)).scalar_one())
+            return self._version()
         with self._reported(), self._counting:
             if self._counter is None:
                 raw = self._engine.raw_connection()
@@ -318,6 +321,10 @@ class Database:
                 self._counter.close()
                 self._counter = None
         return int(number[0])
+
+    def _server_version(self) -> int:
+        with self._reported(), self._polling.connect() as connection:
+            return int(connection.execute(select(tables.change.c.number)).scalar_one())
 
     def wait(self, seen: int, timeout: float) -> int:
         """Return the counter once it differs from ``seen``, or after ``timeout`` seconds.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, astuple
 from typing import Any, Final, TypeAlias
 
-from sqlalchemy import Column, ColumnElement, Row, delete, insert, select, tuple_, update
+from sqlalchemy import Column, ColumnElement, Row, and_, delete, insert, select, tuple_, update
 from sqlalchemy import Connection as Transaction
 
 from changefeed.catalog import tables
@@ -152,15 +152,19 @@ class Leases(CatalogPart):
             lives = {"seen": now, "load": load}
             transaction.execute(update(_node).where(_node.c.id == node_id).values(lives))
             for kind, key in _KEYS.items():
-                held = [lease for lease in leases if isinstance(lease, kind)]
+                held = {lease for lease in leases if isinstance(lease, kind)}
                 if held:
-                    renewed = transaction.execute(
-                        update(key.table)
-                        .where(holds(held))
-                        .values(expires=now + int(ttl * 1e9))
-                        .returning(key, key.table.c.node, key.table.c.token)
-                    )
-                    lost -= {kind(*row) for row in renewed}
+                    nodes = {lease.node for lease in held}
+                    ours: ColumnElement[bool] = key.table.c.node.in_(nodes)
+                    rows = select(key, key.table.c.node, key.table.c.token).where(ours)
+                    kept = {kind(*row) for row in transaction.execute(rows)}
+                    lost -= kept
+                    if not kept <= held:
+                        # Others are being taken or given back. Else the statement is short,
+                        # however many leases there are.
+                        ours = and_(ours, key.in_([row[0] for row in map(astuple, kept & held)]))
+                    ends = now + int(ttl * 1e9)
+                    transaction.execute(update(key.table).where(ours).values(expires=ends))
         return lost
 
     def drain_node(self, node_id: str, draining: bool) -> None:
