@@ -118,3 +118,42 @@ def test_a_node_by_the_url_of_a_server(
     assert done.returncode == 0, done.stderr
     assert connect.url in done.stdout and "user_id" not in done.stdout
     assert list((tmp_path / "lake" / "t").rglob("*.parquet"))
+
+
+@pytest.mark.extended
+def test_iceberg_over_a_server(postgres: Database, tmp_path: Path) -> None:
+    """A scan, then a round that updates, deletes and inserts: the table equals the source."""
+    (tmp_path / "connect").mkdir()
+    server = SparkConnectServer(tmp_path / "connect", ("iceberg",)).start()
+
+    def run(statements: str) -> str:
+        words = ["--state", str(tmp_path / "state"), "--spark", server.url, "-c", statements]
+        done = subprocess.run(
+            [sys.executable, "-m", "shell", *words],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    try:
+        postgres.execute(
+            "create table t (a int primary key, b text); insert into t values (1, 'x'), (2, 'y')"
+        )
+        run(
+            f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'; "
+            "CREATE CHANGEFEED f FOR shop.t INTO "
+            f"'iceberg://ice/shop?type=hadoop&warehouse={tmp_path}/lake'; "
+            "SYNC CHANGEFEED f TIMEOUT '120s'"
+        )
+        postgres.execute(
+            "update t set b = 'new' where a = 1; delete from t where a = 2;"
+            "insert into t values (3, 'z')"
+        )
+        verified = run("SYNC CHANGEFEED f TIMEOUT '120s'; VERIFY CHANGEFEED f")
+        assert "public.t: equal" in verified
+        assert list((tmp_path / "lake" / "shop" / "t").rglob("*.parquet"))
+    finally:
+        server.stop()
