@@ -301,7 +301,8 @@ class ScanWork:
 
     def _engine(self, writer: ScanWriter, rows: int, parts: int) -> EngineChoice:
         host = self.host
-        why = spark_hindrance(host, writer.sink)
+        state = host.spark.state()
+        why = spark_hindrance(host, writer.sink) or state.hindrance
         if not why and not host.source_runtime.source.parts_travel and not self.workers:
             why = "Spark has no core to spare for a worker that holds the snapshot"
         asked = host.asked_engine
@@ -310,7 +311,7 @@ class ScanWork:
             small = parts <= 1 and rows < host.sizes.small_scan_rows
             return EngineChoice(not small, "Spark merges this table in any case")
         tasks = min(parts, len(self.workers)) if self.workers else parts
-        return choose_engine(asked, Work(rows, max(1, tasks), why), host.spark.state())
+        return choose_engine(asked, Work(rows, max(1, tasks), why), state)
 
     # -- typed rows -------------------------------------------------------------------------
 

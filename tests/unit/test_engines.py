@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from changefeed.core.clock import Timestamp
 from changefeed.core.engines import (
     JOB_SECONDS,
     LEAST_JOB_ROWS,
@@ -21,6 +26,7 @@ from changefeed.feeds.backlog import count_lanes
 from changefeed.feeds.lanes import lane_of
 from changefeed.options import Options
 from changefeed.plan.stages import EngineStage, SourceStage
+from changefeed.scan.table import ScanWork
 from sinks import registry
 from tests.helpers import message_model as model
 
@@ -57,6 +63,30 @@ def test_the_faster_engine_is_chosen(
 def test_work_that_spark_cannot_do_stays_and_says_why() -> None:
     choice = choose_engine(SPARK, Work(10**9, 32, "one writer"), CLUSTER)
     assert (choice.spark, choice.reason) == (False, "one writer")
+
+
+@pytest.mark.parametrize("asked", [AUTO, SPARK])
+@pytest.mark.parametrize("hindrance", ["", "the executors lack changefeed"])
+def test_a_scan_into_a_lake_stays_where_executors_lack_our_functions(
+    asked: EngineOption, hindrance: str
+) -> None:
+    state = replace(CLUSTER, hindrance=hindrance)
+    host = SimpleNamespace(
+        asked_engine=asked,
+        has_query=False,
+        limits=SimpleNamespace(option=""),
+        sinks=SimpleNamespace(keeps=lambda sink: False),
+        sizes=SimpleNamespace(small_scan_rows=20_000),
+        source_runtime=SimpleNamespace(
+            source=SimpleNamespace(parts_travel=True, takes_workers=False)
+        ),
+        spark=SimpleNamespace(state=lambda: state),
+    )
+    sink = SimpleNamespace(capabilities=registry.capabilities("delta"))
+    work = ScanWork(cast(Any, host), Timestamp(1), cast(Any, None), "g", lambda: False)
+    choice = work._engine(cast(Any, SimpleNamespace(sink=sink, typed=True)), 1_000_000, 8)
+    assert choice.spark is not bool(hindrance)
+    assert not hindrance or (choice.reason, choice.hindered) == (hindrance, True)
 
 
 def test_a_job_is_as_wide_as_its_work() -> None:
