@@ -27,6 +27,7 @@ table was truncated or altered meanwhile, the next scan reads everything
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -46,6 +47,9 @@ from changefeed.scan.table import PartLedger, ScanWork, TableParts, spark_hindra
 from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, ScanPart, Snapshot, Source
 from changefeed.sources.scans import table_changed
 from changefeed.spark.standing import StandingWorkers
+
+#: Of the scans of this process: a group of jobs that was cancelled cannot be used again.
+_NUMBERS = itertools.count(1)
 
 
 @dataclass
@@ -110,7 +114,7 @@ class SnapshotScan(threading.Thread):
         self._host = host
         self._clock = clock
         self._stopping = threading.Event()
-        self._group = f"scan-{host.job_id}-{id(self)}"
+        self._group = f"changefeed {host.name} scan {next(_NUMBERS)}"
         self._began = 0.0
         #: What the scan waits for before it reads.
         self._waits = ""

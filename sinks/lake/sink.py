@@ -174,7 +174,7 @@ class LakeSink(TableSink):
         self._begun.clear()
         for known in self._targets.values():
             known.scan, known.new = None, False
-        with self._working() as session:
+        with self._working("open") as session:
             reach(session, self._place)
 
     def check(self, context: SinkContext) -> list[ChangefeedError]:
@@ -236,7 +236,7 @@ class LakeSink(TableSink):
     def resolved(self, event: Resolved, payload: bytes) -> None:
         """State it in a table of its own; each commit of a table says its own timestamp."""
         context = self._opened
-        with self._working() as session:
+        with self._working("resolved timestamp") as session:
             known = self._known(session, RESOLVED_TABLE)
             table = known.table
             if not known.shape:
@@ -259,7 +259,7 @@ class LakeSink(TableSink):
 
     def empty(self, event: Truncate, target: Target) -> None:
         applied = AppliedVersion(event.at.version, event.seq)
-        with self._writing(target, event.schema) as known:
+        with self._writing("truncate", target, event.schema) as known:
             lake = known.table
             sequence = quoted(self._policy.sequence)
             if self._policy.removal is Removal.RECORD:
@@ -286,7 +286,7 @@ class LakeSink(TableSink):
 
     def reshape(self, event: SchemaChange, target: Target) -> None:
         place = event.at.version, event.seq
-        with self._working(target) as session:
+        with self._working("schema change", target) as session:
             known = self._known(session, target.topic)
             lake, owner = known.table, self._own(known, target, event.old)
             if not lake.exists() or lake.shape() < place:
@@ -298,7 +298,7 @@ class LakeSink(TableSink):
     def scanned(self, target: Target, schema: TableSchema) -> int:
         if self._policy.removal is not Removal.RECORD:
             return 0  # rows of a scan can be told from others: nothing has to be recorded
-        with self._working(target) as session:
+        with self._working("look", target) as session:
             lake = self._known(session, target.topic).table
             return lake.scanned() if lake.exists() else 0
 
@@ -307,7 +307,7 @@ class LakeSink(TableSink):
     ) -> None:
         if after is None:
             return
-        with self._writing(target, schema) as known:
+        with self._writing("begin of scan", target, schema) as known:
             lake = known.table
             if not lake.empty():
                 with lake.commit_notes(self._opened.feed):
@@ -316,7 +316,7 @@ class LakeSink(TableSink):
     def finish_scan(
         self, target: Target, schema: TableSchema, at: Timestamp, ends: ScanEnd
     ) -> None:
-        with self._writing(target, schema) as known:
+        with self._writing("end of scan", target, schema) as known:
             lake = known.table
             if self._policy.removal is Removal.RECORD:
                 lake.set_scanned(at.version)
@@ -330,7 +330,7 @@ class LakeSink(TableSink):
         """See :meth:`sinks.base.Sink.dropped`."""
         if not self._policy.drop:
             return
-        with self._working(target) as session:
+        with self._working("drop", target) as session:
             known = self._known(session, target.topic)
             own = Owner.of(self._opened, target)
             if known.table.exists() and any(mark.same(own) for mark in known.table.marks()):
@@ -343,7 +343,7 @@ class LakeSink(TableSink):
         """See :meth:`sinks.base.Sink.write_scan`: into an empty table rows go as they come."""
         if not self._begin(target, schema, epoch.upto):
             return Receipt(0, rows.count(), 0)
-        with self._writing(target, schema) as known:
+        with self._writing("scan", target, schema) as known:
             lake = known.table
             if lake.empty() and self._policy.mode(schema) is not MergeMode.COUNT:
                 known.new = True
@@ -371,7 +371,7 @@ class LakeSink(TableSink):
         self._context = context
         with (
             staged_source(rows, schema, context.scratch) as staged,
-            self._working(target) as session,
+            self._working("VERIFY", target) as session,
             self._spark.shared(staged) as names,
         ):
             comparison = LakeComparison(
@@ -386,7 +386,7 @@ class LakeSink(TableSink):
         target, schema = files[0].target, files[0].schema
         files = settled(files, self._policy.mode(schema))
         with (
-            self._writing(target, schema) as known,
+            self._writing("round", target, schema) as known,
             self._spark.shared([file.path for file in files]) as names,
         ):
             lake = known.table
@@ -430,7 +430,7 @@ class LakeSink(TableSink):
         known = self._targets.get(target.topic)
         if known is not None and known.floor is not None:
             return known.floor
-        with self._working(target) as session:
+        with self._working("look", target) as session:
             known = self._known(session, target.topic)
             there = known.table.exists()
             if there:
@@ -452,10 +452,10 @@ class LakeSink(TableSink):
         return found
 
     @contextmanager
-    def _writing(self, target: Target, schema: TableSchema) -> Iterator[LakeTarget]:
+    def _writing(self, step: str, target: Target, schema: TableSchema) -> Iterator[LakeTarget]:
         """The table, in the shape of ``schema``; what it knew is asked again after a failure."""
         try:
-            with self._working(target, schema) as session:
+            with self._working(step, target, schema) as session:
                 known = self._known(session, target.topic)
                 owner = self._own(known, target, schema)
                 if known.shape != schema.fingerprint():
@@ -503,15 +503,16 @@ class LakeSink(TableSink):
 
     @contextmanager
     def _working(
-        self, target: Target | None = None, schema: TableSchema | None = None
+        self, step: str, target: Target | None = None, schema: TableSchema | None = None
     ) -> Iterator[SparkSession]:
-        """A session of our own for one piece of work, in a pool of the feed's own; ``schema``: of
-        the rows that it writes."""
+        """A session of our own for one piece of work, in a pool of the feed's own; ``step``: what
+        Spark's UI calls it; ``schema``: of the rows that it writes."""
         name = target.topic if target else ""
         with self._spark.use(packs=self._place.packs) as base:
             pool = f"lake-{self._opened.job_id}"
+            doing = f"changefeed {' '.join(filter(None, (self._opened.feed, name, step)))}"
             try:
-                with in_pool(base, pool), active(self._own_session(base)) as session:
+                with in_pool(base, pool, doing), active(self._own_session(base)) as session:
                     yield session
             except ChangefeedError as error:
                 error.target = error.target or name

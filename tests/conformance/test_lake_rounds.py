@@ -23,6 +23,7 @@ from sinks.lake.place import place_of
 from sinks.lake.staging import read, stage
 from tests.conformance.test_lake import place
 from tests.conformance.test_lake_tables import Bench, schema_of
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.spark
 
@@ -96,6 +97,22 @@ def test_rounds_are_commits_without_a_merge(bench: Bench) -> None:
     picked = ("numSourceRows", "numTargetRowsInserted", "numTargetRowsUpdated",
               "numTargetRowsDeleted", "numOutputRows")  # fmt: skip
     assert [counts[name] for name in picked] == ["3", "1", "1", "1", "2"]
+
+
+def test_the_jobs_of_a_round_are_described_by_feed_table_and_step(
+    bench: Bench, spark_engine: NodeSpark
+) -> None:
+    bench.round(SCHEMA, 10, ("c", (1, "a", "1")))
+    alter(bench, "ADD COLUMNS (theirs string)")  # or the round would need no job
+    bench.round(SCHEMA, 20, ("u", (1, "b", "1")))
+    with spark_engine.use() as session:
+        store: Any = session.sparkContext._jsc.sc().statusStore()
+
+    def described() -> set[str]:
+        jobs = store.jobsList(None)
+        return {jobs.apply(n).description().getOrElse(None) for n in range(jobs.size())}
+
+    until(lambda: "changefeed feed t round" in described(), "a job of a round")
 
 
 def test_what_a_table_has_newer_stays(bench: Bench) -> None:

@@ -173,18 +173,22 @@ _GONE = ("UNAVAILABLE", "INVALID_HANDLE", "SESSION_CLOSED", "SESSION_NOT_FOUND")
 
 
 @contextmanager
-def in_pool(session: SparkSession, pool: str) -> Iterator[None]:
-    """For a block, jobs of this thread are in a pool of the scheduler; Spark Connect has none."""
+def in_pool(session: SparkSession, pool: str, doing: str) -> Iterator[None]:
+    """For a block, jobs of this thread are in a pool of the scheduler, and Spark's UI describes
+    them by ``doing``; Spark Connect has neither."""
     if not is_classic(session):
         yield
         return
     context = session.sparkContext
-    context.setLocalProperty("spark.scheduler.pool", pool)
+    set_here = {"spark.scheduler.pool": pool, "spark.job.description": doing}
+    for name, value in set_here.items():
+        context.setLocalProperty(name, value)
     try:
         yield
     finally:
         with contextlib.suppress(Exception):  # where the JVM is gone, so is the pool
-            context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]
+            for name in set_here:
+                context.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
 def java_session(session: SparkSession) -> Any:
