@@ -93,7 +93,7 @@ def replicated(pair: Pair) -> Iterator[Database]:
         until(lambda: pair.standby.execute(known, [made.name]))
         yield made
         for name in Database(pair.standby, made.name).slots():
-            pair.standby.execute("select pg_drop_replication_slot(%s)", [name])
+            drop_slot(pair.standby, name)
 
 
 @pytest.fixture
@@ -322,7 +322,7 @@ def test_a_failover_slot_goes_on_at_the_promoted_standby(
         failover = "select failover from pg_replication_slots where slot_name = %s"
         assert primary.execute(failover, [slot]) == [(True,)]
         # As an upgrade from 16, or a copy of another slot, leaves it.
-        primary.execute("select pg_drop_replication_slot(%s)", [slot])
+        drop_slot(primary, slot)
         primary.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
         state.capture(source, "t", "later")
         assert primary.execute(failover, [slot]) == [(True,)]

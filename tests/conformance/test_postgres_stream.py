@@ -33,6 +33,7 @@ from changefeed.sources.postgres.types import schema_of
 from changefeed.sources.postgres.wire import ReplicationConnection, Row
 from tests.conformance.conftest import ALL
 from tests.conftest import PostgresFactory
+from tests.helpers.postgres_slots import drop_slot
 from tests.helpers.postgres_tail import PUBLICATION, SLOT, Catalog, Tail, prepare, tailing
 from tests.helpers.waiting import until
 from tests.services.postgres import Database, PostgresCluster
@@ -738,7 +739,7 @@ def test_slot_was_made_anew(postgres: Database, tmp_path: Path) -> None:
     with tailing(postgres, tmp_path) as tail:
         postgres.execute("insert into t values (1)")
         tail.catch_up()
-    postgres.execute(f"select pg_drop_replication_slot('{SLOT}')")
+    drop_slot(postgres, SLOT)
     postgres.execute("insert into t values (2)")
     postgres.execute(f"select pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
     error = Tail(postgres, tmp_path, start=tail.frontier).wait_for_end()

@@ -23,6 +23,7 @@ from changefeed.sources.mysql.tokens import TokenReader
 from changefeed.sources.postgres.storage_changes import FILE_NAME
 from tests.conformance import test_postgres_storage as of_postgres
 from tests.e2e import test_mysql_ddl as of_mysql
+from tests.helpers.postgres_slots import drop_slot
 from tests.helpers.postgres_tail import Catalog, prepare, tailing
 from tests.helpers.waiting import until
 from tests.services.mysql import BinlogServer
@@ -109,7 +110,7 @@ def altered(
         for history in histories:
             of_postgres.run(database, history)
         yield Altered(database, folder, tail.catalog, tail.frontier)
-        database.execute("select pg_drop_replication_slot('tail')")
+        drop_slot(database, "tail")
 
 
 @pytest.mark.postgres
