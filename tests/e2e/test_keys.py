@@ -508,6 +508,13 @@ def test_keys_of_postgresql(tmp_path: Path, postgres: Database) -> None:
         check(feeds, origin, plain(tmp_path, f"{postgres.uri}_copy", no_duckdb))
 
 
+def lake_uri(kind: str, folder: Path) -> str:
+    """A lake of either format in a folder."""
+    if kind == "delta":
+        return f"delta://{folder}/lake"
+    return f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={folder}/lake"
+
+
 @pytest.mark.postgres
 @pytest.mark.spark
 @pytest.mark.parametrize("lake", ["delta", "iceberg"])
@@ -519,13 +526,26 @@ def test_keys_in_a_lake(
     origin.tables = {name: origin.tables[name] for name in ("whole",)}
     origin.make()
     origin.insert(0)
-    uris = {
-        "delta": f"delta://{tmp_path}/lake",
-        "iceberg": f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={tmp_path}/lake",
-    }
     with running(tmp_path / "state", spark_engine, timings=BRISK) as feeds:
         feeds.connect(shop=postgres.uri)
-        check(feeds, origin, {"lake": in_lake(spark_engine, uris[lake])})
+        check(feeds, origin, {"lake": in_lake(spark_engine, lake_uri(lake, tmp_path))})
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True)
+@pytest.mark.parametrize("lake", ["delta", "iceberg"])
+def test_keys_of_mysql_in_a_lake(
+    tmp_path: Path, binlog_server: BinlogServer, spark_engine: NodeSpark, lake: str
+) -> None:
+    with (
+        binlog_server.database() as database,
+        running(tmp_path / "state", spark_engine, timings=BRISK) as feeds,
+    ):
+        origin = FromMySQL(binlog_server, database)
+        origin.make()
+        origin.insert(0)
+        feeds.connect(shop=binlog_server.uri(database))
+        check(feeds, origin, {"lake": in_lake(spark_engine, lake_uri(lake, tmp_path))})
 
 
 @pytest.mark.postgres
