@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.errors import ChangefeedError, Code
@@ -172,23 +172,29 @@ def has_ended(session: SparkSession, failure: BaseException) -> bool:
 _GONE = ("UNAVAILABLE", "INVALID_HANDLE", "SESSION_CLOSED", "SESSION_NOT_FOUND")
 
 
-@contextmanager
-def in_pool(session: SparkSession, pool: str, doing: str) -> Iterator[None]:
+def in_pool(session: SparkSession, pool: str, doing: str) -> AbstractContextManager[None]:
     """For a block, jobs of this thread are in a pool of the scheduler, and Spark's UI describes
     them by ``doing``; Spark Connect has neither."""
+    properties = {"spark.scheduler.pool": pool, "spark.job.description": doing}
+    return _local_properties(session, properties)
+
+
+@contextmanager
+def _local_properties(session: SparkSession, properties: Mapping[str, str]) -> Iterator[None]:
+    """For a block, properties of the jobs that this thread starts."""
     if not is_classic(session):
         yield
         return
     context = session.sparkContext
-    set_here = {"spark.scheduler.pool": pool, "spark.job.description": doing}
-    for name, value in set_here.items():
+    before = {name: context.getLocalProperty(name) for name in properties}
+    for name, value in properties.items():
         context.setLocalProperty(name, value)
     try:
         yield
     finally:
-        with contextlib.suppress(Exception):  # where the JVM is gone, so is the pool
-            for name in set_here:
-                context.setLocalProperty(name, None)  # type: ignore[arg-type]
+        with contextlib.suppress(Exception):  # where the JVM is gone, so are they
+            for name, earlier in before.items():
+                context.setLocalProperty(name, earlier)  # type: ignore[arg-type]
 
 
 def java_session(session: SparkSession) -> Any:
@@ -225,25 +231,18 @@ def active(session: SparkSession) -> Iterator[SparkSession]:
                 sessions.clearActiveSession()
 
 
-@contextmanager
-def job_group(session: SparkSession, group: str | None) -> Iterator[None]:
+def job_group(session: SparkSession, group: str | None) -> AbstractContextManager[None]:
     """For a block, the name of the jobs that this thread starts. Spark Connect has no such names
     for a thread: its jobs have none."""
-    if group is None or not is_classic(session):
-        yield
-        return
-    context = session.sparkContext
-    context.setJobGroup(group, group, interruptOnCancel=True)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(Exception):  # without the JVM there is no group
-            for name in _GROUP:
-                context.setLocalProperty(name, None)  # type: ignore[arg-type]
-
-
-#: What ``setJobGroup`` sets of a thread.
-_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+    if group is None:
+        return nullcontext()
+    # What ``SparkContext.setJobGroup`` sets.
+    of_group = {
+        "spark.jobGroup.id": group,
+        "spark.job.description": group,
+        "spark.job.interruptOnCancel": "true",
+    }
+    return _local_properties(session, of_group)
 
 
 def cancel_group(session: SparkSession, group: str) -> None:
