@@ -301,8 +301,7 @@ class ScanWork:
 
     def _engine(self, writer: ScanWriter, rows: int, parts: int) -> EngineChoice:
         host = self.host
-        state = host.spark.state()
-        why = spark_hindrance(host, writer.sink) or state.hindrance
+        why = spark_hindrance(host, writer.sink)
         if not why and not host.source_runtime.source.parts_travel and not self.workers:
             why = "Spark has no core to spare for a worker that holds the snapshot"
         asked = host.asked_engine
@@ -311,7 +310,7 @@ class ScanWork:
             small = parts <= 1 and rows < host.sizes.small_scan_rows
             return EngineChoice(not small, "Spark merges this table in any case")
         tasks = min(parts, len(self.workers)) if self.workers else parts
-        return choose_engine(asked, Work(rows, max(1, tasks), why), state)
+        return choose_engine(asked, Work(rows, max(1, tasks), why), host.spark.state())
 
     # -- typed rows -------------------------------------------------------------------------
 
@@ -448,7 +447,7 @@ def spark_hindrance(host: ScanHost, sink: Sink) -> str:
         return "the snapshot of this source cannot be staged in HDFS"
     if not why and not sink.capabilities.takes_rows and not host.sinks.in_workers(sink):
         return "Spark cannot be started here"
-    return why
+    return why or host.spark.state().hindrance
 
 
 class ScanWriter:

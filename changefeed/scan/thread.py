@@ -244,7 +244,7 @@ class SnapshotScan(threading.Thread):
         rows = state.least_job_rows
         if host.asked_engine is EngineOption.AUTO:
             rows = sum(t.rows_estimate for t in source.tables() if t.name in self.tables)
-            if host.needs_spark and not state.hindrance:
+            if host.needs_spark:
                 return rows >= host.sizes.small_scan_rows
         return choose_engine(host.asked_engine, Work(rows, state.cores - 1), state).spark
 
