@@ -26,6 +26,7 @@ from changefeed.core.uri import sink_location, split_uri
 from changefeed.core.version import __version__
 from changefeed.encoding.compile import origin_of
 from changefeed.plan.lineage import ColumnLineage
+from changefeed.sources.registry import PORTS, SAME
 from changefeed.statements.lineage import of_feed
 
 #: A run that lasts is sent again after so many seconds.
@@ -33,7 +34,6 @@ REPEAT: Final = 3600.0
 
 _SPEC: Final = "https://openlineage.io/spec"
 _PRODUCER: Final = f"urn:changefeed:{__version__}"
-_PORTS: Final = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306}
 _HOW: Final = {
     "copy": ("DIRECT", "IDENTITY"),
     "before": ("DIRECT", "IDENTITY"),
@@ -207,12 +207,13 @@ def _datasets(catalog: Catalog, job: Job) -> tuple[list[dict[str, Any]], list[di
     except ChangefeedError:
         return [], []  # a connection of it is gone, or its sink is not installed: SHOW says so
     origin = origin_of(source.text, source.database)
+    port = PORTS.get(SAME.get(source.scheme, source.scheme), 0)
 
     def dataset(table: TableName | str) -> dict[str, str]:
         if isinstance(table, str):
             return {"namespace": "spark", "name": table}
         connector = {"postgresql": "postgres"}.get(origin.connector, origin.connector)
-        (host, *_) = source.addresses(_PORTS.get(origin.connector, 0)) or ("localhost",)
+        (host, *_) = source.addresses(port) or ("localhost",)
         parts = (table.schema, table.name)
         database = () if origin.schema_is_database else (origin.database,)
         return {"namespace": f"{connector}://{host}", "name": ".".join((*database, *parts))}
