@@ -486,6 +486,24 @@ def check(feeds: Feeds, origin: Origin, copies: Mapping[str, Copy]) -> None:
     sinks.judge(verify=True)
 
 
+def check_mysql(
+    server: BinlogServer,
+    folder: Path,
+    copies: Mapping[str, Copy],
+    spark: NodeSpark | None = None,
+) -> None:
+    """As :func:`check`, of a new database of MySQL or MariaDB."""
+    with (
+        server.database() as database,
+        running(folder / "state", spark, timings=BRISK) as feeds,
+    ):
+        origin = FromMySQL(server, database)
+        origin.make()
+        origin.insert(0)
+        feeds.connect(shop=server.uri(database))
+        check(feeds, origin, copies)
+
+
 def plain(folder: Path, target: str, no_duckdb: Sequence[str] = ()) -> dict[str, Copy]:
     """Copies that need no Spark."""
     return {
@@ -537,15 +555,8 @@ def test_keys_in_a_lake(
 def test_keys_of_mysql_in_a_lake(
     tmp_path: Path, binlog_server: BinlogServer, spark_engine: NodeSpark, lake: str
 ) -> None:
-    with (
-        binlog_server.database() as database,
-        running(tmp_path / "state", spark_engine, timings=BRISK) as feeds,
-    ):
-        origin = FromMySQL(binlog_server, database)
-        origin.make()
-        origin.insert(0)
-        feeds.connect(shop=binlog_server.uri(database))
-        check(feeds, origin, {"lake": in_lake(spark_engine, lake_uri(lake, tmp_path))})
+    copies = {"lake": in_lake(spark_engine, lake_uri(lake, tmp_path))}
+    check_mysql(binlog_server, tmp_path, copies, spark_engine)
 
 
 @pytest.mark.postgres
@@ -571,12 +582,7 @@ def test_keys_of_postgresql_elsewhere(
 @pytest.mark.postgres
 @pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True)
 def test_keys_of_mysql(tmp_path: Path, postgres: Database, binlog_server: BinlogServer) -> None:
-    with binlog_server.database() as database, running(tmp_path / "state", timings=BRISK) as feeds:
-        origin = FromMySQL(binlog_server, database)
-        origin.make()
-        origin.insert(0)
-        feeds.connect(shop=binlog_server.uri(database))
-        check(feeds, origin, plain(tmp_path, postgres.uri))
+    check_mysql(binlog_server, tmp_path, plain(tmp_path, postgres.uri))
 
 
 @pytest.mark.parametrize("binlog_server", ["mariadb", "mysql8"], indirect=True)
@@ -588,16 +594,8 @@ def test_keys_of_mysql_elsewhere(
 ) -> None:
     make, _ = ELSEWHERE[sink]
     without = sorted(MYSQL_ELSEWHERE.get(sink, ()))
-    with (
-        binlog_server.database() as database,
-        contextmanager(make)(request) as copy,
-        running(tmp_path / "state", timings=BRISK) as feeds,
-    ):
-        origin = FromMySQL(binlog_server, database)
-        origin.make()
-        origin.insert(0)
-        feeds.connect(shop=binlog_server.uri(database))
-        check(feeds, origin, {"copy": replace(copy, without=without)})
+    with contextmanager(make)(request) as copy:
+        check_mysql(binlog_server, tmp_path, {"copy": replace(copy, without=without)})
 
 
 @pytest.mark.postgres
