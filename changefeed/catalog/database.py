@@ -56,6 +56,8 @@ from changefeed.core.uri import redact
 
 #: How long a write waits for another process's write, seconds.
 BUSY_SECONDS = 30.0
+#: Between two attempts at a file that another process has locked, seconds.
+_LOCKED_SECONDS = 0.01
 
 #: How long a process may stand still within a write before PostgreSQL ends it: less than a lease
 #: lasts, so that others can take what a frozen node has.
@@ -692,10 +694,6 @@ def ends_when_stalled() -> ColumnElement[str]:
     """Selected first in a transaction of PostgreSQL that holds locks: the server ends it if its
     process stands still (frozen, or cut off), which else would hold up all nodes."""
     return func.set_config("idle_in_transaction_session_timeout", STALLED, True)
-
-
-#: Between two attempts at a file that another process has locked.
-_LOCKED_SECONDS = 0.01
 
 
 def _take_turn() -> Select[tuple[str, object]]:

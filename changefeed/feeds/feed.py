@@ -351,7 +351,7 @@ class Feed:
         """
         if not self.dead_letters.wanted:
             at = Timestamp(row["wall"][0].as_py(), row["logical"][0].as_py())
-            skip = f"ALTER CHANGEFEED .. SKIP TRANSACTION '{at}' goes on without it."
+            skip = f"ALTER CHANGEFEED .. SKIP TRANSACTION '{at}' continues without it."
             error.hint = f"{error.hint} {skip}".strip()
             # All before the row is durable, so what was skipped before is passed for good.
             self.advance([schema.table], at.previous())

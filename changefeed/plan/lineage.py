@@ -128,11 +128,11 @@ def _result(schema: TableSchema, made: QueryLineage) -> tuple[TableSchema, Query
             columns.append(column)
         key.append(copies[column.name])
     hidden = tuple(range(len(made.columns), len(columns)))
-    tells = any(read.what or read.before for one in made.columns for read in one.reads)
-    full = (tells or schema.before_image is BeforeImage.FULL) and not made.key
+    whole_deletes = any(read.what or read.before for one in made.columns for read in one.reads)
+    full = (whole_deletes or schema.before_image is BeforeImage.FULL) and not made.key
     images = BeforeImage.FULL if full else BeforeImage.KEY
     shown = replace(schema, columns=tuple(columns), key=tuple(key), before_image=images)
-    return shown, QueryShape("", hidden, tells)
+    return shown, QueryShape("", hidden, whole_deletes)
 
 
 #: Part, column, position of the column that it comes from, and whether it is the one before.

@@ -1,4 +1,4 @@
-"""ALTER CHANGEFEED f SKIP TRANSACTION: go on behind the transaction at which a row was refused."""
+"""ALTER CHANGEFEED f SKIP TRANSACTION: continue after the transaction of a row that was refused."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ export function feed(main, { name, signal, fail, rights }) {
     errors.update(e.items);
     events.update(v.items);
     letters.update(l.items);
-    // Encoded anew at each look: only where it may have changed.
+    // The node works it out for each request, so it is asked only after a change.
     const about = [shown.generation, ...t.items.map((row) => row.state)].join();
     if (about !== drawn) lineage.update((await get(feedPath(name, "/lineage"), signal)).items);
     drawn = about;
