@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -192,12 +192,23 @@ class LogFollower:
         known = next((i for i, p in enumerate(parts) if p not in self._pending), len(parts))
         if known < len(parts):
             JournalCopy(self.root, ledger.live, self._store).extend(parts[known:])
-            self._publish(ledger, end)
+            # All of them: a name that a transaction had that was given up can come again, as
+            # another object.
+            self._publish(ledger, end, self._rows.objects)
         self._pending = {part for part in parts if part.start >= self._end}
         return True
 
-    def _publish(self, ledger: Ledger, end: int) -> None:
-        """Let readers see the live journal as far as it is complete."""
+    def _publish(
+        self,
+        ledger: Ledger,
+        end: int,
+        objects: Callable[[Collection[str]], Mapping[str, tuple[int, str]]] | None = None,
+    ) -> None:
+        """Let readers see the live journal as far as it is complete.
+
+        Args:
+            objects: of segments that become visible; None: they are listed.
+        """
         complete, segments = self._end, []
         found: set[str] = set()
         journal = JournalFile(self.root, ledger.live)
@@ -207,9 +218,8 @@ class LogFollower:
                 complete = frame.end
                 found.update(segments)
                 segments = []
-        fresh = found - self._objects.keys()
-        if fresh:
-            self._objects |= self._rows.objects(fresh)
+        if found and objects is not None:
+            self._objects |= objects(found)
             Copies.of(self._store, self._objects).write(self.root)
         self._end = complete
         head = Head(ledger.generation, ledger.live, complete).to_bytes()

@@ -146,6 +146,8 @@ class SharedLog:
         self._inline = inline
         self._pool: ThreadPoolExecutor | None = None
         self._objects: dict[str, tuple[int, str]] = {}
+        #: Those that COPIES lists.
+        self._listed: dict[str, tuple[int, str]] = {}
         #: The journals that are parts.
         self._tails: dict[int, _Tail] = {}
         #: Files that are objects, and will be registered with the ledger that names them.
@@ -178,6 +180,7 @@ class SharedLog:
         replaced = {g.name for g in ledger.garbage}
         wanted = {n: o for n, o in self._objects.items() if n not in replaced}
         Copies.of(self._store, wanted).keep(self._root)
+        self._listed = wanted
         if whole:
             for name, (size, found) in wanted.items():
                 if not (self._root / name).exists():
@@ -205,7 +208,9 @@ class SharedLog:
                 (folder / name).unlink()
 
     def _note_copies(self) -> None:
-        Copies.of(self._store, self._objects).write(self._root)
+        listed = dict(self._objects)
+        Copies.of(self._store, listed).write(self._root)
+        self._listed = listed
 
     def _fetch_notes(self) -> None:
         notes = {name: body for name, body in self._register.notes().items() if "/" not in name}
@@ -403,10 +408,19 @@ class SharedLog:
         self._note_copies()
         self._store.discard(leftover)
 
+    def list_copies(self) -> None:
+        """Let readers fetch what was appended since the last change of the ledger, too.
+
+        Raises:
+            OSError: the disk is full or fails.
+        """
+        if self._objects != self._listed:
+            self._note_copies()
+
     def trim(self, limit: int) -> None:
-        """Remove copies of objects (:func:`~changefeed.log.copies.trim_copies`)."""
-        # Another thread may append meanwhile.
-        trim_copies(self._root, tuple(self._objects), limit)
+        """Remove copies of listed objects (:func:`~changefeed.log.copies.trim_copies`). May run
+        beside an append."""
+        trim_copies(self._root, tuple(self._listed), limit)
 
     def sweep(self, now: int) -> int:
         """Remove old objects that no row names; returns how many.

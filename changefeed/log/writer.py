@@ -576,6 +576,8 @@ class LogWriter:
             self._settle()
             if self._shared is not None and self.settings.copy_budget is not None:
                 # Not while a merge reads what it has fetched. Readers fetch again.
+                with self._lock:
+                    self._shared.list_copies()
                 self._shared.trim(self.settings.copy_budget)
             self._sweep_store(read.wall)
             self._save_time()

@@ -256,8 +256,7 @@ class TwoHosts(RuleBasedStateMachine):
             assert self.faults.failed, error
             if error.code is Code.LOG_STORE_UNREACHABLE:
                 # Nothing of this flush is stored; capture would try again.
-                self.writer.abandon()
-                self.land()
+                self.abandon()
                 return
             assert error.code is Code.STATE_UNREACHABLE
             with pytest.raises(ChangefeedError):
@@ -266,6 +265,21 @@ class TwoHosts(RuleBasedStateMachine):
         else:
             self.land()
             self.appended += added
+
+    def abandon(self) -> None:
+        """Take back an unfinished transaction. What flies is registered first, which may fail."""
+        assert self.writer is not None
+        while True:
+            try:
+                self.writer.abandon()
+            except ChangefeedError as error:
+                assert self.faults.failed, error
+                if error.code is not Code.LOG_STORE_UNREACHABLE:
+                    self.reopen()
+                    return
+            else:
+                self.land()
+                return
 
     @rule(count=st.integers(1, 12))
     def append_ahead(self, count: int) -> None:
@@ -373,8 +387,14 @@ class TwoHosts(RuleBasedStateMachine):
         self.faults.store = self.faults.state = ""
         _, writer = self.frozen.popitem()
         rows = [Row(Timestamp(self.wall + 500), 10**6 + i) for i in range(9 if many else 1)]
+        more = flush([batch(A, rows)], Timestamp(self.wall + 500), self.wall + 500)
+        ahead = [item.upload for item in writer._ahead]
+        if ahead and ahead[0]._future.exception():
+            # It failed before the host froze, and has not been asked for: it begins again.
+            with pytest.raises(ChangefeedError, match="a fault of the test"):
+                writer.append(more)
         with pytest.raises(ChangefeedError) as refused:
-            writer.append(flush([batch(A, rows)], Timestamp(self.wall + 500), self.wall + 500))
+            writer.append(more)
         assert refused.value.code is Code.STATE_HELD_BY_ANOTHER_NODE
         with suppress(ChangefeedError):
             writer.maintain(clocks(Timestamp(self.wall + 501)), Timestamp.ZERO)
@@ -519,6 +539,45 @@ def test_the_model_notices_rows_out_of_their_order(
         hosts.register()
         hosts.die("two", loses=True)
         hosts.nothing_is_lost_or_made_up()
+
+
+def test_a_name_that_was_given_up_leads_to_the_object_that_has_it_now(hosts: TwoHosts) -> None:
+    """A part of a transaction is registered when its host fails; the next has a segment of the
+    same name. The follower has begun between the two."""
+    hosts.fault("state", AFTER)
+    hosts.append(6, 2)
+    hosts.follow_again()
+    hosts.append(6, 1, seen=True)
+    hosts.look()
+
+
+def test_readers_fetch_a_segment_of_the_live_journal_whose_copy_was_removed(
+    hosts: TwoHosts,
+) -> None:
+    assert hosts.writer is not None
+    hosts.append(9, 1)
+    hosts.writer.settings = replace(SIZES, copy_budget=0, roll_frames=100)
+    hosts.writer.maintain(clocks(Timestamp(hosts.wall)), Timestamp.ZERO)
+    assert not list((hosts.folder / "one").glob("segment-*"))
+    hosts.nothing_is_lost_or_made_up()
+
+
+def test_an_upload_that_failed_before_its_host_froze(hosts: TwoHosts) -> None:
+    hosts.fault("store", BEFORE)
+    hosts.append_ahead(9)
+    hosts.freeze()
+    hosts.append(1, 1)
+    hosts.thaw(False)
+    hosts.nothing_is_lost_or_made_up()
+
+
+def test_the_state_fails_when_a_flush_is_given_up(hosts: TwoHosts) -> None:
+    hosts.fault("store", BEFORE)
+    hosts.append_ahead(9)
+    hosts.fault("state", BEFORE)
+    hosts.append(9, 1)
+    hosts.nothing_is_lost_or_made_up()
+    hosts.look()
 
 
 def test_a_writer_that_was_frozen_registers_nothing_that_was_on_its_way(hosts: TwoHosts) -> None:

@@ -33,6 +33,7 @@ from changefeed.embedded.account import server_account
 from changefeed.embedded.child import spawn
 from changefeed.embedded.server import free_port
 from changefeed.spark.java import find_java
+from tests.helpers.waiting import suspend
 from tests.services.cache import made_once, readable_root
 from tests.services.ivy import Artifact, fetch
 from tests.services.python import packages
@@ -142,26 +143,27 @@ class Elasticsearch:
         """SIGKILL, to the server and to its launcher, which is the process we started."""
         if self._process is not None:
             if self._pid_file.exists() and self._process.poll() is None:
-                self._signal(signal.SIGKILL)
+                os.kill(self._pid, signal.SIGKILL)
             self._process.kill()
             self._process.wait(10)
         atexit.unregister(self.kill)
         self._process = None
 
     def pause(self) -> None:
-        """Freeze the server (SIGSTOP): a peer that hangs instead of refusing."""
-        self._signal(signal.SIGSTOP)
+        """Freeze the server: a peer that hangs instead of refusing."""
+        suspend(self._pid)
 
     def unpause(self) -> None:
         """Let a frozen server go on."""
-        self._signal(signal.SIGCONT)
+        os.kill(self._pid, signal.SIGCONT)
 
     @property
     def _pid_file(self) -> Path:
         return self.folder / "tmp" / "pid"
 
-    def _signal(self, number: signal.Signals) -> None:
-        os.kill(int(self._pid_file.read_text()), number)
+    @property
+    def _pid(self) -> int:
+        return int(self._pid_file.read_text())
 
     # ------------------------------------------------------------------ requests
 

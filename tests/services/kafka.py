@@ -26,6 +26,7 @@ from confluent_kafka.cimpl import NewTopic
 from changefeed.embedded.child import spawn
 from changefeed.embedded.server import free_port
 from changefeed.spark.java import find_java
+from tests.helpers.waiting import suspend
 from tests.services.cache import made_once, readable_root
 from tests.services.certificates import write_certificates
 from tests.services.ivy import Artifact, resolve
@@ -191,8 +192,8 @@ class KafkaBroker:
         self._process = None
 
     def pause(self) -> None:
-        """Freeze the broker (SIGSTOP): a peer that hangs instead of refusing."""
-        os.kill(self.pid, signal.SIGSTOP)
+        """Freeze the broker: a peer that hangs instead of refusing."""
+        suspend(self.pid)
 
     def unpause(self) -> None:
         """Let a frozen broker go on."""

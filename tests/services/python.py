@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from changefeed.embedded.child import spawn
+from tests.helpers.waiting import suspend
 from tests.services.cache import cache_root, made_once
 from tests.services.ivy import Artifact, fetch
 
@@ -165,7 +166,7 @@ class PythonServer:
     def pause(self) -> None:
         """Freeze it: a peer that hangs instead of refusing."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
+        suspend(self._process.pid)
 
     def unpause(self) -> None:
         """Let a frozen one go on."""

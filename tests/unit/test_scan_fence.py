@@ -16,7 +16,7 @@ import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.scan.admission import AdmissionTicket, ScanStopped, WorkerAdmission, WriteBarrier
-from tests.helpers.waiting import until
+from tests.helpers.waiting import suspend, until
 
 
 def closing(gate: WorkerAdmission | WriteBarrier) -> threading.Thread:
@@ -162,7 +162,7 @@ def test_a_frozen_worker_elsewhere_is_replaced_and_writes_no_more_when_it_wakes_
     worker.start()
     until(lambda: file.exists() and file.stat().st_size > 1000, seconds=60)
     assert worker.pid is not None
-    os.kill(worker.pid, signal.SIGSTOP)
+    suspend(worker.pid)
     with ticket.enter(0) as admission:
         assert admission.result is None
         before = file.stat().st_size
