@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from changefeed.catalog import Catalog, Job, Status, TableState
+from changefeed.catalog import Catalog, Job, Schedule, Status, TableState
 from changefeed.catalog.sealing import STATE_KEY_VARIABLE, require_reference
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span
@@ -34,7 +34,7 @@ from changefeed.core.timings import Timings
 from changefeed.options import hide_masked, mask_statement
 from changefeed.plan.dataset_options import DATASET_OPTIONS
 from changefeed.plan.names import find_source, scheme_of, source_connections
-from changefeed.plan.own_options import CONNECTION_OPTIONS, USER_OPTIONS
+from changefeed.plan.own_options import CONNECTION_OPTIONS, SCHEDULE_OPTIONS, USER_OPTIONS
 from changefeed.plan.sink_resolution import Probe, probe_of
 from changefeed.plan.stages import FeedPlan
 from changefeed.sources.base import Source
@@ -50,6 +50,7 @@ from changefeed.statements import (  # noqa: F401 - each registers what it handl
     explain,
     functions,
     listing,
+    schedules,
     show,
     skip,
     sync,
@@ -116,6 +117,7 @@ __all__ = [
     "Rate",
     "Result",
     "Role",
+    "SCHEDULE_OPTIONS",
     "STATUSES",
     "Seconds",
     "Session",
@@ -152,6 +154,10 @@ LISTING_COLUMNS: dict[str, tuple[str, ...]] = {
     "FUNCTIONS": functions.COLUMNS,
     "JOBS": show.JOB_COLUMNS,
     "NODES": listing.NODE_COLUMNS,
+    "PAUSED SCHEDULES": schedules.COLUMNS,
+    "RUNNING SCHEDULES": schedules.COLUMNS,
+    "SCHEDULES": schedules.COLUMNS,
+    "SCHEDULES FOR CHANGEFEED": schedules.COLUMNS,
     "TABLES": connections.TABLE_COLUMNS,
     "USERS": users.COLUMNS,
 }
@@ -211,12 +217,14 @@ class KnownNames:
         connections: the external connections, with the scheme of each.
         functions: the Python functions of queries, with the signature of each.
         feeds: by job id.
+        schedules: the schedules, with the times of each.
         source: the source of unqualified table names before USE chooses one: the only one there is.
     """
 
     connections: dict[str, str] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
     feeds: tuple[FeedFacts, ...] = ()
+    schedules: dict[str, str] = field(default_factory=dict)
     source: str | None = None
 
 
@@ -411,6 +419,14 @@ class Interpreter:
             raise
         session.source = name
 
+    def planned_schedule(self, statement: nodes.CreateSchedule, session: Session) -> Schedule:
+        """What CREATE SCHEDULE would store; stores nothing.
+
+        Raises:
+            ChangefeedError: as the statement.
+        """
+        return schedules.plan_schedule(statement, self._context(session, to_sql(statement)))[0]
+
     # -- for prompts: names to complete, figures to show ----------------------------------
 
     def connections(self) -> list[str]:
@@ -440,7 +456,9 @@ class Interpreter:
             for job, shown in self.health()
         )
         functions = {f.name: f.signature for f in self.catalog.functions()}
-        return KnownNames(schemes, functions, tuple(feeds), self.source_name(Session()))
+        recurring = {s.name: s.recurring for s in self.catalog.schedules()}
+        source = self.source_name(Session())
+        return KnownNames(schemes, functions, tuple(feeds), recurring, source)
 
     def source_name(self, session: Session) -> str | None:
         """The source of unqualified table names: see :meth:`.context.Session.source_in`."""

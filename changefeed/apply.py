@@ -1,4 +1,5 @@
-"""``changefeed apply``: the connections, functions and feeds of a state made equal to statements.
+"""``changefeed apply``: the connections, functions, feeds and schedules of a state made equal to
+statements.
 
 A statement may refer to a secret as ``${NAME}`` inside a string: its value comes from an
 environment variable. SHOW CREATE ALL, and so ``changefeed export``, write them like that.
@@ -12,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from changefeed.api import Interpreter, Result, Session, parsed_statement
-from changefeed.catalog import Job
+from changefeed.catalog import Job, Schedule
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import REDACTED, redact
 from changefeed.dataset.definition import is_definition
 from changefeed.statements.rights import Role
+from changefeed.statements.schedules import schedule_sql
 from grammar import nodes
 from grammar.printer import name as name_sql
 from grammar.printer import to_sql
@@ -92,12 +94,16 @@ class Declaration:
             case nodes.CreateChangefeed(name=str()) | nodes.CreateDataset(name=str()):
                 key = ("changefeed", node.name or "")
                 self._sources[key[1]] = self._session.source
+            case nodes.CreateSchedule(name=str()):
+                key = ("schedule", node.name or "")
+                source = node.statement.source or self._session.source
+                node = replace(node, statement=replace(node.statement, source=source))
             case _:
                 raise ChangefeedError(
                     Code.NOT_SUPPORTED,
                     "changefeed apply takes statements that create something with a name, and USE",
-                    hint="CREATE EXTERNAL CONNECTION, FUNCTION, USER or CHANGEFEED name ...; "
-                    "other statements run by changefeed -f.",
+                    hint="CREATE EXTERNAL CONNECTION, FUNCTION, USER, CHANGEFEED or SCHEDULE name "
+                    "...; other statements run by changefeed -f.",
                 ).located(text)
         if key in self._declared:
             raise ChangefeedError(
@@ -139,7 +145,7 @@ class Declaration:
                     )
 
     def feeds(self) -> Iterator[ApplyStep]:
-        """Feeds that are missing or differ.
+        """Feeds and schedules that are missing or differ.
 
         Raises:
             ChangefeedError: a statement is wrong, or asks for what an ALTER cannot change.
@@ -150,6 +156,31 @@ class Declaration:
                 change = self._feed_change(name, declared.node, coming)
                 if change is not None:
                     yield replace(change, missing=declared.missing)
+        for (_, name), declared in self._declared.items():
+            if isinstance(declared.node, nodes.CreateSchedule):
+                yield from self._schedule_changes(name, declared.node, declared.missing, coming)
+
+    def _schedule_changes(
+        self, name: str, node: nodes.CreateSchedule, missing: tuple[str, ...], coming: bool
+    ) -> Iterator[ApplyStep]:
+        """A schedule that differs is dropped and made again. First runs are not compared."""
+        there = {each.name: each for each in self._interpreter.catalog.schedules()}.get(name)
+        what, made = f"schedule {name}", to_sql(replace(node, if_not_exists=False))
+        if there is not None:
+            try:
+                wanted = self._interpreter.planned_schedule(node, self._session)
+            except ChangefeedError as error:
+                if not coming or error.code is not Code.NAME_UNKNOWN:
+                    raise
+            else:
+                before, after = (schedule_sql(each, first_run=False) for each in (there, wanted))
+                same = (wanted.sink_uri, wanted.options) == (there.sink_uri, there.options)
+                if before == after and (same or missing):
+                    return
+            yield ApplyStep("-", what, statement=f"DROP SCHEDULE {name_sql(name)}")
+        elif node.statement.query is None and not coming:
+            self._interpreter.planned_schedule(node, self._session)
+        yield ApplyStep("+", what, statement=made, missing=missing)
 
     def _feed_change(self, name: str, node: Made, coming: bool) -> ApplyStep | None:
         """``coming``: connections are yet to be made, and the feed may name one of them."""
@@ -176,21 +207,31 @@ class Declaration:
         return ApplyStep("~", what, tuple(f"{stage} {detail}" for stage, detail in rows), sql)
 
     def surplus(self) -> Iterator[ApplyStep]:
-        """What no statement names: feeds, then functions and connections without a feed that stays,
-        and users if a statement creates any.
+        """What no statement names: feeds and schedules, then functions and connections without one
+        that stays, and users if a statement creates any.
 
         Feeds that programs read from are left alone.
         """
         catalog = self._interpreter.catalog
         named = {name for kind, name in self._declared if kind == "changefeed"}
         jobs = catalog.jobs()
-        gone = [job for job in jobs if job.name not in named and not _of_a_program(job)]
+        schedules = catalog.schedules()
+        runs = catalog.scheduled_jobs()
+        gone = [
+            job
+            for job in jobs
+            if job.name not in named and job.id not in runs and not _of_a_program(job)
+        ]
         for job in gone:
             yield ApplyStep(
                 "-",
                 f"changefeed {job.name}",
                 statement=f"DROP CHANGEFEED {name_sql(job.name)}",
             )
+        for schedule in schedules:
+            if ("schedule", schedule.name) not in self._declared:
+                sql = f"DROP SCHEDULE {name_sql(schedule.name)}"
+                yield ApplyStep("-", f"schedule {schedule.name}", statement=sql)
         for function in catalog.functions():
             if ("function", function.name) not in self._declared:
                 yield ApplyStep(
@@ -202,7 +243,9 @@ class Declaration:
                 sql = to_sql(nodes.DropUser(user.name))
                 yield ApplyStep("-", f"user {user.name}", statement=sql)
         kept = [job for job in jobs if job not in gone]
-        used = {name for job in kept for name in catalog.connections_of(job)}
+        stays = [each for each in schedules if ("schedule", each.name) in self._declared]
+        users: list[Job | Schedule] = [*kept, *stays]
+        used = {name for each in users for name in catalog.connections_of(each)}
         for connection in catalog.connections():
             name = connection.name
             if ("connection", name) in self._declared or name in used:

@@ -137,7 +137,7 @@ class _Builder(Transformer[Token, Any]):
         text = string(token) if token.startswith("'") else identifier(token)
         return Name(text, span=_at(token))
 
-    new_connection = connection_name
+    new_connection = new_schedule = connection_name
 
     def check_connection(self, meta: Meta, token: Token) -> Statement:
         if token.startswith("'") and ":" in token:
@@ -172,10 +172,7 @@ class _Builder(Transformer[Token, Any]):
         options: tuple[Option, ...] | None,
         select: Token,
     ) -> Statement:
-        start = select.start_pos or 0
-        table, query = read_select(str(select), start)
-        target = nodes.TableTarget(table, query=query, span=_at(select))
-        return _changefeed(meta, exists, name, (target,), None, sink, options)
+        return _changefeed(meta, exists, name, (_selected(select),), None, sink, options)
 
     def create_dataset(
         self,
@@ -249,6 +246,7 @@ class _Builder(Transformer[Token, Any]):
         return True
 
     user_if_exists = function_if_not_exists = function_if_exists = when_complete = if_exists
+    schedule_if_exists = schedule_if_not_exists = if_exists
     if_not_exists = connection_if_exists = connection_if_not_exists = if_exists
 
     def source(self, meta: Meta, name: Token) -> Name:
@@ -316,7 +314,7 @@ class _Builder(Transformer[Token, Any]):
     def option(self, _meta: Meta, name: Token, value: Literal | None) -> Option:
         return Option(identifier(name), value, span=_at(name))
 
-    cdc_option = dataset_option = connection_option = user_option = option
+    cdc_option = dataset_option = connection_option = user_option = schedule_option = option
 
     def option_value(self, _meta: Meta, token: Token) -> Literal:
         return _literal(token, _LITERAL_KINDS.get(token.type, "word"))
@@ -407,6 +405,58 @@ class _Builder(Transformer[Token, Any]):
     def cancel_jobs(self, meta: Meta, jobs: tuple[FeedRef, ...]) -> Statement:
         return nodes.DropChangefeed(jobs, span=_span(meta))
 
+    # ------------------------------------------------------------ schedules
+
+    def create_schedule(
+        self,
+        meta: Meta,
+        exists: bool | None,
+        name: Name | None,
+        targets: tuple[nodes.FeedTarget, ...],
+        source: Name | None,
+        sink: Literal,
+        options: tuple[Option, ...] | None,
+        recurring: tuple[Literal, tuple[Option, ...]],
+    ) -> Statement:
+        feed = _changefeed(meta, None, None, targets, source, sink, options)
+        return nodes.CreateSchedule(
+            feed,
+            recurring[0],
+            None if name is None else name.text,
+            recurring[1],
+            bool(exists),
+            span=_span(meta),
+            name_span=None if name is None else name.span,
+        )
+
+    def create_scheduled_query(
+        self,
+        meta: Meta,
+        exists: bool | None,
+        name: Name | None,
+        sink: Literal,
+        options: tuple[Option, ...] | None,
+        select: Token,
+        recurring: tuple[Literal, tuple[Option, ...]],
+    ) -> Statement:
+        targets = (_selected(select),)
+        return self.create_schedule(meta, exists, name, targets, None, sink, options, recurring)
+
+    def recurring(
+        self, _meta: Meta, cron: Token, options: tuple[Option, ...] | None
+    ) -> tuple[Literal, tuple[Option, ...]]:
+        return _literal(cron, "string"), options or ()
+
+    def schedule(self, meta: Meta, token: Token) -> FeedRef:
+        if token.type == "SCHEDULE_ID":
+            return FeedRef(job_id=int(token), span=_at(token))
+        return FeedRef(self.connection_name(meta, token).text, span=_at(token))
+
+    def show_schedules(self, meta: Meta, which: Token | None) -> Statement:
+        return nodes.ShowSchedules(which and which.lower(), span=_span(meta))
+
+    # ------------------------------------------------------------ comparing
+
     def verify_changefeed(
         self, meta: Meta, feed: FeedRef, table: QualifiedName | None, repair: Token | None
     ) -> Statement:
@@ -494,6 +544,9 @@ class _Builder(Transformer[Token, Any]):
     def all_changefeeds(self, _meta: Meta) -> str:
         return "changefeeds"
 
+    def all_schedules(self, _meta: Meta) -> str:
+        return "schedules"
+
     # ------------------------------------------------------------ YugabyteDB's dialect
 
     def cdc_streams(self, meta: Meta) -> str:
@@ -516,6 +569,11 @@ class _Builder(Transformer[Token, Any]):
         return nodes.DropCdc(table, bool(exists), span=_span(meta))
 
 
+def _selected(select: Token) -> nodes.TableTarget:
+    table, query = read_select(str(select), select.start_pos or 0)
+    return nodes.TableTarget(table, query=query, span=_at(select))
+
+
 def _changefeed(
     meta: Meta,
     exists: Existing | None,
@@ -524,7 +582,7 @@ def _changefeed(
     source: Name | None,
     sink: Literal | None,
     options: tuple[Option, ...] | None,
-) -> Statement:
+) -> nodes.CreateChangefeed:
     return nodes.CreateChangefeed(
         targets,
         name=None if name is None else identifier(name),

@@ -17,7 +17,11 @@ _TABLES = "name the tables: FOR t1, t2 or FOR SCHEMA s INCLUDE TABLES a*"
 _RETRIES = "retry_for says how long a feed retries, and on_error what follows"
 _SCAN = "initial_scan = 'yes', 'no' or 'only' says whether the table is read first"
 _RETENTION = "gc_ttl says how long changes are kept for a feed that is paused or behind"
-_CRON = "schedules are not supported; run a feed with initial_scan = 'only' from cron"
+_BACKUPS = "schedules are for changefeeds: write CREATE SCHEDULE name FOR CHANGEFEED ..."
+_SCHEDULES = "write the names: PAUSE SCHEDULE a, b; SHOW SCHEDULES lists them"
+_RUNS = (
+    "SHOW SCHEDULES has the job of the last run: write PAUSE JOB id, RESUME JOB id, CANCEL JOB id"
+)
 _IDS = "write the ids: PAUSE JOBS 1, 2; SHOW JOBS WHERE status = 'failed' lists them"
 _WHERE = "write the condition: SHOW JOBS WHERE status = 'failed' ORDER BY created"
 _COMMENT = "changefeeds have no comments: keep yours in the .sql file that creates them"
@@ -118,8 +122,11 @@ _STATEMENTS = tuple(
         (r"(SHOW )?LINEAGE\b", _LINEAGE),
         (r"(CREATE|ALTER|DROP|SHOW) SLOS?\b", _GOAL),
         (r"(GRANT|REVOKE)\b", _ROLES),
-        (r"(CREATE|ALTER|DROP|PAUSE|RESUME|SHOW) ((PAUSED|RUNNING|BACKUP) )?SCHEDULES?\b", _CRON),
-        (r"(EXPLAIN )?(CANCEL|PAUSE|RESUME|SHOW) JOBS FOR SCHEDULES?\b", _CRON),
+        (r"CREATE SCHEDULE [^;]*?FOR (?!CHANGEFEED)\w+", _BACKUPS),
+        (r"(SHOW ((PAUSED|RUNNING) )?SCHEDULES FOR|ALTER) BACKUP( SCHEDULE)?\b", _BACKUPS),
+        (r"ALTER SCHEDULE\b", "write DROP SCHEDULE name, and CREATE it as it is to be"),
+        (r"(DROP|PAUSE|RESUME) SCHEDULES? \(*\s*(SELECT|VALUES|WITH)\b[^;]*", _SCHEDULES),
+        (r"(EXPLAIN )?(CANCEL|PAUSE|RESUME|SHOW) JOBS FOR SCHEDULES?\b", _RUNS),
         (r"(CANCEL|PAUSE|RESUME) JOBS \(*\s*(SELECT|VALUES|WITH)\b", _IDS),
         (r"SHOW (CHANGEFEED )?JOBS? (WHEN COMPLETE )?\(*\s*(SELECT|VALUES|WITH \w+ AS)\b", _WHERE),
         (r"SELECT [^;]+ FROM \[\s*SHOW\b", _WHERE),

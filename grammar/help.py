@@ -97,6 +97,7 @@ HEADINGS = {
     "connections": "Connections",
     "changefeeds": "Changefeeds",
     "listings": "Looking at feeds",
+    "schedules": "Schedules",
     "users": "Users of the HTTP API",
     "dialects": "YugabyteDB's dialect",
 }

@@ -441,7 +441,8 @@ AlterAction = AlterAdd | AlterDrop | AlterSet | AlterUnset | AlterInto | AlterRe
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FeedRef(SyntaxNode):
-    """A feed by name, or a job by number (CockroachDB's ``JOB 17``): one of the two is set."""
+    """A feed by name, or a job by number (CockroachDB's ``JOB 17``): one of the two is set. Of a
+    schedule, too, whose number is its own."""
 
     name: str | None = None
     job_id: int | None = None
@@ -499,6 +500,59 @@ class DropChangefeed(Statement):
 
     feeds: tuple[FeedRef, ...]
     if_exists: bool = False
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CreateSchedule(Statement):
+    """``CREATE SCHEDULE .. FOR CHANGEFEED .. RECURRING 'cron'``; ``statement`` makes the feed of a
+    run, and has no name."""
+
+    statement: CreateChangefeed
+    recurring: Literal
+    name: str | None = None
+    options: tuple[Option, ...] = ()
+    if_not_exists: bool = False
+    span: Span | None = _span()
+    name_span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PauseSchedule(Statement):
+    schedules: tuple[FeedRef, ...]
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ResumeSchedule(Statement):
+    schedules: tuple[FeedRef, ...]
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DropSchedule(Statement):
+    if_exists: bool = False
+    schedules: tuple[FeedRef, ...] = ()
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowSchedules(Inquiry):
+    """``which`` is None for all, ``running`` or ``paused``."""
+
+    which: str | None = None
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowSchedule(Inquiry):
+    schedule: FeedRef
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowCreateSchedule(Inquiry):
+    schedule: FeedRef
     span: Span | None = _span()
 
 
@@ -606,7 +660,7 @@ class ShowCreateConnection(Inquiry):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowCreateAll(Inquiry):
-    """``aspect`` is None for everything, ``connections`` or ``changefeeds``."""
+    """``aspect`` is None for everything, ``connections``, ``changefeeds`` or ``schedules``."""
 
     aspect: str | None = None
     span: Span | None = _span()

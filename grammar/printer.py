@@ -216,6 +216,15 @@ class _Printer:
                 return _words("DROP USER", "IF EXISTS" if node.if_exists else None, name(node.name))
             case nodes.CreateDataset():
                 return self.dataset(node)
+            case nodes.CreateSchedule():
+                return self.schedule(node)
+            case nodes.PauseSchedule() | nodes.ResumeSchedule() | nodes.DropSchedule():
+                verb = _CAPITALS.sub(" ", type(node).__name__).upper()
+                dropping = isinstance(node, nodes.DropSchedule) and node.if_exists
+                exists = "IF EXISTS" if dropping else None
+                return _words(verb, exists, _list(map(_feed, node.schedules)))
+            case nodes.ShowSchedules():
+                return _words("SHOW", node.which and node.which.upper(), "SCHEDULES")
             case nodes.CreateCdc():
                 options = self.options(node.options)
                 table = _qualified(node.table)
@@ -262,17 +271,17 @@ class _Printer:
         return name(part) if isinstance(part, str) else self.print(part)
 
     def create(self, node: nodes.CreateChangefeed) -> str:
-        head = _creating(node)
+        return _words(_creating(node), None if node.query else "FOR", self.feed(node))
+
+    def feed(self, node: nodes.CreateChangefeed) -> str:
+        """Everything after the name, and after FOR where there is no query."""
         if node.query is not None:
             return _words(
-                head,
                 None if node.sink is None else f"INTO {self.uri(node.sink)}",
                 self.options(node.options),
                 f"AS {self.targets(node.targets)}",
             )
         return _words(
-            head,
-            "FOR",
             self.targets(node.targets),
             self.source(node.source),
             None if node.sink is None else f"INTO {self.uri(node.sink)}",
@@ -288,6 +297,18 @@ class _Printer:
             f"EXCEPT ({ignored})" if ignored else None,
             None if node.sink is None else f"INTO {self.uri(node.sink)}",
             self.options(node.options),
+        )
+
+    def schedule(self, node: nodes.CreateSchedule) -> str:
+        given = _list(map(self.option, node.options))
+        return _words(
+            "CREATE SCHEDULE",
+            "IF NOT EXISTS" if node.if_not_exists else None,
+            None if node.name is None else name(node.name),
+            "FOR CHANGEFEED",
+            self.feed(node.statement),
+            f"RECURRING {_literal(node.recurring)}",
+            f"WITH SCHEDULE OPTIONS {given}" if given else None,
         )
 
     def action(self, action: nodes.AlterAction) -> str:

@@ -10,8 +10,8 @@
     database.py   transactions, the change counter, who writes when
     sealing.py    what is encrypted, and by which key
     upgrades.py   the steps that bring a state of an earlier release to the layout
-    connections, schemas, sources, jobs, progress, claims, leases, questions, history, users,
-    dead_letters                    one part of the Catalog each, with the rules about its rows
+    connections, schemas, sources, jobs, schedules, progress, claims, leases, questions, history,
+    users, dead_letters             one part of the Catalog each, with the rules about its rows
 
 One :class:`Catalog` is thread-safe, and several processes may use one state at once. A statement is
 a change here; a node watches :meth:`Catalog.version` and does what the rows say. The rows hold
@@ -42,10 +42,14 @@ from changefeed.catalog.rows import (
     LeaseLost,
     NodeRow,
     Question,
+    RunConflict,
+    Schedule,
+    ScheduledRun,
     SourceLease,
     SourceState,
     User,
 )
+from changefeed.catalog.schedules import Schedules
 from changefeed.catalog.schemas import Schemas
 from changefeed.catalog.shared_logs import SharedLogs
 from changefeed.catalog.sources import Sources
@@ -69,6 +73,9 @@ __all__ = [
     "NodeRow",
     "Question",
     "CaptureNews",
+    "RunConflict",
+    "Schedule",
+    "ScheduledRun",
     "SourceLease",
     "SourceState",
     "Status",
@@ -86,6 +93,7 @@ class Catalog(
     Schemas,
     Sources,
     Jobs,
+    Schedules,
     Progress,
     LogClaims,
     Leases,

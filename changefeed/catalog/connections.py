@@ -12,7 +12,7 @@ from sqlalchemy import Row, delete, insert, select, update
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
 from changefeed.catalog.model import Job, Status
-from changefeed.catalog.rows import Connection, Function
+from changefeed.catalog.rows import Connection, Function, Schedule
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import sink_location
 
@@ -68,12 +68,15 @@ class Connections(CatalogPart):
             if if_exists and not _find(transaction, name):
                 return False
             _get(transaction, name)
-            if users := _users(transaction, name):
-                names = ", ".join(feed for _, feed in users)
+            users = [feed for _, feed in _users(transaction, name)]
+            schedules = transaction.execute(select(tables.schedule)).all()
+            users += [f"schedule {each.name}" for each in schedules if _uses(each, name)]
+            if users:
+                kind = "SCHEDULE" if users[0].startswith("schedule ") else "CHANGEFEED"
                 raise ChangefeedError(
                     Code.WRONG_JOB_STATE,
-                    f'external connection "{name}" is used by {names}',
-                    hint="DROP CHANGEFEED first.",
+                    f'external connection "{name}" is used by {", ".join(users)}',
+                    hint=f"DROP {kind} first.",
                 )
             transaction.execute(delete(_table).where(_table.c.name == name))
             return True
@@ -112,8 +115,8 @@ class Connections(CatalogPart):
             return found
         return f"{found}{'&' if '?' in found else '?'}{query}"
 
-    def connections_of(self, job: Job) -> list[str]:
-        """Names of the connections a job reads from and writes to."""
+    def connections_of(self, job: Job | Schedule) -> list[str]:
+        """Names of the connections a job, or the runs of a schedule, read from and write to."""
         sink = external_name(job.sink_uri or "")
         return [job.source] if sink is None else [job.source, sink]
 
@@ -158,11 +161,11 @@ def _users(transaction: Transaction, name: str) -> list[tuple[int, str]]:
         .where(job.c.status != Status.DROPPED.value)
         .order_by(job.c.id)
     )
-    return [
-        (row.id, row.name)
-        for row in rows
-        if row.source == name or external_name(row.sink_uri or "") == name
-    ]
+    return [(row.id, row.name) for row in rows if _uses(row, name)]
+
+
+def _uses(row: Any, name: str) -> bool:
+    return bool(row.source == name or external_name(row.sink_uri or "") == name)
 
 
 class Functions(CatalogPart):

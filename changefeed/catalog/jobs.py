@@ -32,7 +32,8 @@ from changefeed.catalog.progress import (
     set_progress,
     set_topic,
 )
-from changefeed.catalog.rows import Lease, RateWindow
+from changefeed.catalog.rows import Lease, RateWindow, ScheduledRun
+from changefeed.catalog.schedules import begin_run
 from changefeed.catalog.sources import begin_source
 from changefeed.catalog.sources import save as save_source
 from changefeed.core.clock import Timestamp
@@ -68,11 +69,13 @@ class Jobs(CatalogPart):
     #: How many dropped jobs stay, for their history.
     kept_dropped: int = 200
 
-    def create_job(self, spec: JobSpec) -> Job:
-        """Store a feed, ``starting`` and wanted ``running``, with its tables.
+    def create_job(self, spec: JobSpec, run: ScheduledRun | None = None) -> Job:
+        """Store a feed, ``starting`` and wanted ``running``, with its tables. ``run`` is the run of
+        a schedule that it is.
 
         Raises:
             ChangefeedError: CF1102 the name is taken; CF1303 its log cannot begin where it asks.
+            RunConflict: the run is not due any more.
         """
         now = self._now()
         with self._database.write() as transaction:
@@ -109,6 +112,8 @@ class Jobs(CatalogPart):
                 _set(transaction, job_id, name=_free_name(transaction, job_id))
             insert_tables(transaction, job_id, spec.tables, now)
             record(transaction, now, job_id, "status", "created")
+            if run is not None:
+                begin_run(transaction, run, job_id)
             return self._job(get_job(transaction, job_id))
 
     def next_id(self) -> int:

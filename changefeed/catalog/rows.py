@@ -186,6 +186,60 @@ class NodeRow:
         return self.host.partition(" ")[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Feeds that are made again and again, each with ``initial_scan = 'only'``.
+
+    Attributes:
+        source, sink_uri, targets, options: of these feeds, as of
+            :class:`changefeed.catalog.model.JobSpec`. They hold secrets.
+        recurring: the times, as :mod:`changefeed.core.recurring` reads them.
+        on_failure: ``reschedule``, ``retry`` or ``pause``.
+        on_running: ``wait``, ``skip`` or ``start``, where the run before is under way.
+        due: the time that the next run is for, ns.
+        id, name: made up by the catalog where they are empty.
+        error: of the last run that failed, until another one has succeeded.
+        last_due, job_id, job_name, job_status: the last run: its time and its feed.
+        under_way: the names of the feeds of runs that are not over.
+    """
+
+    source: str
+    sink_uri: str = field(repr=False)
+    targets: tuple[str, ...]
+    options: Mapping[str, str] = field(repr=False)
+    recurring: str
+    on_failure: str
+    on_running: str
+    due: int
+    id: int = 0
+    name: str = ""
+    created: int = 0
+    paused: bool = False
+    error: str | None = None
+    last_due: int | None = None
+    job_id: int | None = None
+    job_name: str | None = None
+    job_status: str | None = None
+    under_way: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRun:
+    """A run that a node is about to make. ``due`` is the time that it is for, and ``following`` the
+    next one from now on, ns."""
+
+    schedule_id: int
+    due: int
+    following: int
+
+
+class RunConflict(ChangefeedError):
+    """Another node has made the run, or the schedule was paused, altered or dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.WRONG_JOB_STATE, "the run of the schedule is no longer due")
+
+
 #: What an event is about: the feed as a whole, a statement, a table that came or went, a scan, what
 #: the source did to a table, where bulk work ran, rows that differ from the target or were refused,
 #: and what a person should know.

@@ -486,6 +486,37 @@ event = Table(
 )
 Index("event_job", event.c.job_id, event.c.id)
 
+#: What CREATE SCHEDULE says. ``due``, ns, is the time that the next run is for.
+schedule = Table(
+    "schedule",
+    metadata,
+    Column("id", _Id, primary_key=True),
+    Column("name", Text, nullable=False, unique=True),
+    _text("source"),
+    _typed("sink_uri", _SEALED),
+    _typed("targets", _LIST),
+    _typed("options", _SealedForm(_as_written, json.loads)),
+    _text("recurring"),
+    _text("on_failure"),
+    _text("on_running"),
+    _ns("created"),
+    _flag("paused"),
+    _ns("due"),
+    _text("error", null=True),
+    sqlite_autoincrement=True,
+)
+
+#: The feeds that schedules made, of schedules that were dropped, too; ``ended``: the schedule knows
+#: how it ended.
+schedule_run = Table(
+    "schedule_run",
+    metadata,
+    _job_id(primary_key=True),
+    Column("schedule_id", _Id, ForeignKey("schedule.id", ondelete="SET NULL"), nullable=True),
+    _ns("due"),
+    _flag("ended"),
+)
+
 #: Rows that were refused for themselves. ``identity`` is the same whenever the row comes again.
 #: ``retry``: the RESCAN of the table, in the sense of ``job_table.rescan``, that reads it again.
 dead_letter = Table(

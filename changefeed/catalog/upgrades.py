@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Connection,
     Float,
@@ -58,7 +59,8 @@ class Step:
 def _to_19(operations: Operations) -> None:
     """How late the rows of a feed were, what nodes say of their room, and of the sources that they
     capture, what proves a token to PostgreSQL's protocol, rows that were refused and transactions
-    that were skipped. ``meta`` keeps the oldest format whose programs may use the state.
+    that were skipped, and schedules. ``meta`` keeps the oldest format whose programs may use the
+    state.
 
     Programs of 0.2.0 look at the format only when they open the state. A node that stood still
     during the upgrade finds no leases under the names that it knows, so it does nothing."""
@@ -88,6 +90,27 @@ def _to_19(operations: Operations) -> None:
     )
     place = ["job_id", "source", "schema", "name", "identity"]
     operations.create_index("dead_letter_identity", "dead_letter", place, unique=True)
+    said = ("source", "sink_uri", "targets", "options", "recurring", "on_failure", "on_running")
+    operations.create_table(
+        "schedule",
+        Column("id", number, primary_key=True),
+        Column("name", Text, nullable=False, unique=True),
+        *(Column(name, Text, nullable=False) for name in said),
+        Column("created", BigInteger, nullable=False),
+        Column("paused", Boolean, nullable=False),
+        Column("due", BigInteger, nullable=False),
+        Column("error", Text),
+        sqlite_autoincrement=True,
+    )
+    schedule = ForeignKey("schedule.id", ondelete="SET NULL")
+    job = ForeignKey("job.id", ondelete="CASCADE")
+    operations.create_table(
+        "schedule_run",
+        Column("job_id", number, job, primary_key=True, autoincrement=False),
+        Column("schedule_id", number, schedule),
+        Column("due", BigInteger, nullable=False),
+        Column("ended", Boolean, nullable=False),
+    )
 
 
 STEPS: Final[tuple[Step, ...]] = (Step(19, _to_19),)

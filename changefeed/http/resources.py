@@ -348,11 +348,12 @@ FACTS: tuple[Fact, ...] = (
     ),
     Fact(
         "/v1/names",
-        "Names that a statement may use: connections, functions, feeds.",
+        "Names that a statement may use: connections, functions, feeds, schedules.",
         lambda asked, _: asked.interpreter.names(),
         _object(
             connections=_map(_TEXT),
             functions=_map(_TEXT),
+            schedules=_map(_TEXT),
             feeds=_list(
                 _object(
                     job_id=_NUMBER,

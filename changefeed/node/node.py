@@ -26,7 +26,7 @@ from typing import Final
 from changefeed.api import Interpreter, Result, Session
 from changefeed.capture.source_runtime import SourceRuntime
 from changefeed.capture.standby import Standby
-from changefeed.catalog import Catalog, DesiredStatus, Job, Status
+from changefeed.catalog import Catalog, DesiredStatus, Job, ScheduledRun, Status
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code
@@ -46,6 +46,7 @@ from changefeed.node.datasets import DatasetThreads
 from changefeed.node.proofs import ProofThreads
 from changefeed.node.questions import NodeAnswers
 from changefeed.node.running_feeds import RunningFeeds
+from changefeed.node.schedules import ScheduledFeeds
 from changefeed.node.sinkless import SinklessFeeds
 from changefeed.node.sources import NodeSources
 from changefeed.plan.stages import FeedPlan
@@ -151,6 +152,7 @@ class Node:
             held_up=self._datasets.held_up,
         )
         self._answers = NodeAnswers(catalog, self, self.clock)
+        self._schedules = ScheduledFeeds(catalog, self.clock, self._make_run)
         self.feeds = RunningFeeds(services, self.sources)
         self._proofs = ProofThreads(services, self, self.feeds.runner)
         self._sinkless = SinklessFeeds(
@@ -358,6 +360,7 @@ class Node:
             self.timings.pulse if self.sources.waits else self.timings.node_turn
         )
         self._answers.give(self.id)
+        self._schedules.look()
         for name in self.sources.lost:
             log.warning("source %s: another node has taken it, letting go", name)
             self.feeds.stop_source(name)
@@ -416,8 +419,14 @@ class Node:
     def verify(self, statement: str, gone: Callable[[], bool]) -> Result:
         """What a VERIFY CHANGEFEED of another process finds; it stops soon after ``gone`` says that
         nobody waits for it."""
+        return self._execute(statement, Session(client="node", gone=gone, user=""))
+
+    def _make_run(self, statement: str, run: ScheduledRun) -> None:
+        self._execute(statement, Session(client="schedule", user="", run=run))
+
+    def _execute(self, statement: str, session: Session) -> Result:
         interpreter = Interpreter(self.catalog, self.clock, host=self, timings=self.timings)
-        return interpreter.execute(statement, Session(client="node", gone=gone, user=""))
+        return interpreter.execute(statement, session)
 
     @property
     def spark_elsewhere(self) -> bool:

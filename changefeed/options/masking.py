@@ -55,8 +55,13 @@ _HARMLESS_PARAMETERS = frozenset(
 )
 
 #: Other names before a value: the sink of ALTER CHANGEFEED, an option of CREATE CDC and one of
-#: CREATE EXTERNAL CONNECTION, two of CREATE USER.
-_OTHER_NAMES = frozenset({"check", "expires", "record", "role", "sink"})
+#: CREATE EXTERNAL CONNECTION, two of CREATE USER, those of CREATE SCHEDULE.
+_OTHER_NAMES = frozenset(
+    {"check", "expires", "first_run", "on_execution_failure", "on_previous_running", "record"}
+    | {"role", "sink"}
+)
+#: What stands after RECURRING.
+_CRON = re.compile(r"[\w @*/,#-]{0,64}")
 
 
 @cache
@@ -197,6 +202,8 @@ class _Masker:
             return _masked_uri(inner)
         if kind is LexemeKind.QUOTED:
             return inner if _QUOTED_NAME.fullmatch(inner) else _stars(inner)
+        if self._before[1] == "recurring":
+            return inner if _CRON.fullmatch(inner) else _stars(inner)
         plain = self._is_value() or self._listing
         return inner if plain and _PLAIN_VALUE.fullmatch(inner) else _stars(inner)
 

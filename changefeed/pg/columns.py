@@ -14,6 +14,7 @@ from changefeed.statements import (
     create,
     functions,
     listing,
+    schedules,
     show,
     sync,
     users,
@@ -27,6 +28,7 @@ STREAM = ("table", "key", "value")
 _COLUMNS: dict[type[nodes.Statement], Sequence[str]] = {
     nodes.AlterChangefeed: alter.ALTERED_COLUMNS,
     nodes.CreateCdc: create.FEED_COLUMNS,
+    nodes.CreateSchedule: schedules.MADE_COLUMNS,
     nodes.CreateUser: users.TOKEN_COLUMNS,
     nodes.DropChangefeed: control.STATUS_COLUMNS,
     nodes.PauseChangefeed: control.STATUS_COLUMNS,
@@ -44,6 +46,7 @@ _COLUMNS: dict[type[nodes.Statement], Sequence[str]] = {
     nodes.ShowFunctions: functions.COLUMNS,
     nodes.ShowJobs: show.JOB_COLUMNS,
     nodes.ShowNodes: listing.NODE_COLUMNS,
+    nodes.ShowSchedules: schedules.COLUMNS,
     nodes.ShowTables: connections.TABLE_COLUMNS,
     nodes.ShowUsers: users.COLUMNS,
     nodes.Validate: CHECK_COLUMNS,

@@ -33,6 +33,7 @@ from changefeed.statements import (
     functions,
     lineage,
     listing,
+    schedules,
     show,
     users,
 )
@@ -102,6 +103,7 @@ VIEWS: dict[str, View] = {
     "jobs": View(show.JOB_COLUMNS, _one(nodes.ShowJobs())),
     "lineage": View(lineage.COLUMNS, _of_feeds("lineage"), "changefeed"),
     "nodes": View(listing.NODE_COLUMNS, _one(nodes.ShowNodes())),
+    "schedules": View(schedules.COLUMNS, _one(nodes.ShowSchedules())),
     "source_tables": View(connections.TABLE_COLUMNS, _of_sources, "source"),
     "users": View(users.COLUMNS, _one(nodes.ShowUsers())),
 }

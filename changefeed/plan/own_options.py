@@ -23,6 +23,19 @@ USER_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "token": (("new",), "A new token in place of the old one (ALTER USER)."),
 }
 
+#: The options of CREATE SCHEDULE.
+SCHEDULE_OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    "first_run": ((), "When the first run is: 'now', or a timestamp."),
+    "on_execution_failure": (
+        ("reschedule", "retry", "pause"),
+        "What follows a run that fails: the next time, another try after a minute, or a pause.",
+    ),
+    "on_previous_running": (
+        ("wait", "skip", "start"),
+        "What a run does while the one before is under way.",
+    ),
+}
+
 
 def wants_check(options: Sequence[nodes.Option], *, text: str = "") -> bool:
     """Whether the statement of a connection is to try the server; the default is yes.

@@ -159,6 +159,9 @@ def show_connections(statement: nodes.ShowConnections, context: Context) -> Resu
     for job in context.catalog.jobs():
         for name in context.catalog.connections_of(job):
             used.setdefault(name, []).append(job.name)
+    for schedule in context.catalog.schedules():
+        for name in context.catalog.connections_of(schedule):
+            used.setdefault(name, []).append(f"schedule {schedule.name}")
     rows = [(c.name, c.redacted, Names(used.get(c.name, ())), date(c.created)) for c in shown]
     return Result(columns=CONNECTION_COLUMNS, rows=list(rows))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from changefeed.catalog import Catalog, Connection, Job, TableProgress
+from changefeed.catalog import Catalog, Connection, Job, ScheduledRun, TableProgress
 from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code
@@ -201,6 +201,7 @@ class Session:
         origin: where it is: ``local``, or an address of the network.
         role: what it may do; None is everything.
         heard: sources that have said what they have to say of themselves.
+        run: the run of a schedule that the statement makes.
     """
 
     source: str | None = None
@@ -210,6 +211,7 @@ class Session:
     origin: str = "local"
     role: Role | None = None
     heard: set[str] = field(default_factory=set)
+    run: ScheduledRun | None = None
 
     def source_in(self, catalog: Catalog) -> str | None:
         """The source of unqualified names: that of USE, or the only one there is, which the session

@@ -108,7 +108,7 @@ def _store(
     catalog = context.catalog
     try:
         # Before anything is made at the source: a node would remove what no job needs.
-        job = catalog.create_job(plan.spec())
+        job = catalog.create_job(plan.spec(), context.session.run)
     except ChangefeedError as error:
         error.span = error.span or to_span(statement.name_span)
         raise
@@ -121,8 +121,9 @@ def _store(
             forget_source(job.source, context)
             raise
     context.host.wake()
-    notices = _await_capture(job, plan, context) if context.host.node_running() else []
-    return job, notices
+    if context.session.run is not None or not context.host.node_running():
+        return job, []  # nobody waits for a run, or for what no node does
+    return job, _await_capture(job, plan, context)
 
 
 def _prepare_here(plan: FeedPlan, context: Context) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from changefeed.catalog import Function, Job
@@ -53,7 +54,7 @@ def drop_function(statement: nodes.DropFunction, context: Context) -> Result:
         raise ChangefeedError(
             Code.WRONG_JOB_STATE,
             f'function "{name}" is used by {", ".join(users)}',
-            hint="DROP CHANGEFEED first.",
+            hint="DROP them first.",
             span=span,
         )
     if context.catalog.drop_function(name):
@@ -88,7 +89,12 @@ def _refuse_shadow(statement: nodes.CreateFunction, context: Context) -> None:
 
 def _users(name: str, context: Context) -> list[str]:
     """The feeds whose queries call a function of this name."""
-    return [job.name for job in context.catalog.jobs(include_finished=False) if name in _of(job)]
+    jobs = context.catalog.jobs(include_finished=False)
+    schedules = (s for s in context.catalog.schedules() if name in _called_in(s.targets))
+    return [
+        *(job.name for job in jobs if name in _of(job)),
+        *(f"schedule {s.name}" for s in schedules),
+    ]
 
 
 @handles(nodes.ShowFunctions)
@@ -152,10 +158,12 @@ def _function(statement: nodes.CreateFunction, context: Context) -> Function:
 
 def _of(job: Job) -> set[str]:
     """The functions that a job's query calls, Spark's own among them."""
-    if not job.is_query:
-        return set()
+    return _called_in(job.targets) if job.is_query else set()
+
+
+def _called_in(targets: Sequence[str]) -> set[str]:
     found: set[str] = set()
-    for target in parse_targets(job.targets):
+    for target in parse_targets(targets):
         if isinstance(target, nodes.TableTarget) and target.query is not None:
             found |= called(target.query)
     return found

@@ -34,6 +34,7 @@ from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.health import rows_differ
 from changefeed.statements.listing import error_text, feed_row, looks_at
 from changefeed.statements.notices import no_node_runs
+from changefeed.statements.schedules import find_schedule, schedule_sql
 from changefeed.statements.times import clock_text, date, instant, moment, readable
 from changefeed.statements.values import Cell, Names, Rate, Seconds, ShownText, Size
 from grammar import nodes
@@ -341,6 +342,14 @@ def show_create_connection(statement: nodes.ShowCreateConnection, context: Conte
     )
 
 
+@handles(nodes.ShowCreateSchedule)
+def show_create_schedule(statement: nodes.ShowCreateSchedule, context: Context) -> Result:
+    """SHOW CREATE SCHEDULE."""
+    schedule = find_schedule(statement.schedule, context)
+    sql = schedule_sql(schedule)
+    return Result(columns=CREATE_COLUMNS, rows=[(schedule.name, sql)], notices=_redacted(sql))
+
+
 def connection_sql(connection: Connection) -> str:
     """The statement that makes a connection, without its secrets."""
     return to_sql(nodes.CreateConnection(connection.name, nodes.Literal(connection.redacted)))
@@ -374,7 +383,7 @@ def show_create_all(statement: nodes.ShowCreateAll, context: Context) -> Result:
     catalog, wanted = context.catalog, statement.aspect
     rows: list[tuple[Cell, ...]] = []
     notices: list[str] = []
-    if wanted != "changefeeds":
+    if wanted in (None, "connections"):
         rows += [
             ("connection", c.name, with_references(connection_sql(c), c.name))
             for c in catalog.connections()
@@ -382,8 +391,9 @@ def show_create_all(statement: nodes.ShowCreateAll, context: Context) -> Result:
     if wanted is None:
         rows += [("function", f.name, function_sql(f)) for f in catalog.functions()]
         rows += [("user", u.name, user_sql(u)) for u in catalog.users()]
-    if wanted != "connections":
-        every = [job for job in catalog.jobs() if not job.sinkless]
+    if wanted in (None, "changefeeds"):
+        runs = catalog.scheduled_jobs()
+        every = [job for job in catalog.jobs() if not job.sinkless and job.id not in runs]
         over = [job.name for job in every if job.status is Status.SUCCEEDED]
         rows += [
             ("changefeed", j.name, with_references(create_sql(j), j.name))
@@ -392,6 +402,11 @@ def show_create_all(statement: nodes.ShowCreateAll, context: Context) -> Result:
         ]
         if over:
             notices.append(f"feeds that have succeeded are left out: {', '.join(over)}")
+    if wanted in (None, "schedules"):
+        rows += [
+            ("schedule", each.name, with_references(schedule_sql(each), each.name))
+            for each in catalog.schedules()
+        ]
     if any("${" in str(row[2]) for row in rows):
         notices.append(
             "secrets are written as ${NAME}: changefeed apply reads them from the environment"

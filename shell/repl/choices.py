@@ -63,6 +63,16 @@ def _functions(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     yield from (Candidate(name, signature) for name, signature in known.functions().items())
 
 
+def _schedules(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
+    yield from (Candidate(name, recurring) for name, recurring in known.schedules().items())
+
+
+def _recurrences(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
+    from changefeed.core.recurring import SHORT
+
+    yield from (Candidate(name, fields, string=True) for name, fields in SHORT.items())
+
+
 #: Verb -> the statuses of the feeds that it does something for.
 _WORTH = {
     "PAUSE": frozenset({"starting", "scanning", "running", "degraded", "retrying", "stalled"}),
@@ -184,6 +194,14 @@ def _user_options(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
             yield Candidate(name, meta)
 
 
+def _schedule_options(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
+    from changefeed.api import SCHEDULE_OPTIONS
+
+    for name, (_, meta) in SCHEDULE_OPTIONS.items():
+        if name not in fits.given:
+            yield Candidate(name, meta)
+
+
 def _cdc_options(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     for name, meta in _CDC.items():
         if name not in fits.given:
@@ -213,9 +231,14 @@ _EXAMPLE = re.compile(r"=\s*(?:'((?:[^']|'')*)'|([^,]*))")
 def _option_values(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     row = rows_of(_abilities(fits, known)).get(fits.option or "") or OPTIONS.get(fits.option or "")
     if row is None:
-        from changefeed.api import CONNECTION_OPTIONS, DATASET_OPTIONS, USER_OPTIONS
+        from changefeed.api import (
+            CONNECTION_OPTIONS,
+            DATASET_OPTIONS,
+            SCHEDULE_OPTIONS,
+            USER_OPTIONS,
+        )
 
-        own = CONNECTION_OPTIONS | DATASET_OPTIONS | USER_OPTIONS
+        own = CONNECTION_OPTIONS | DATASET_OPTIONS | SCHEDULE_OPTIONS | USER_OPTIONS
         values, _ = own.get(fits.option or "", ((), ""))
         yield from (Candidate(value, string=True) for value in values)
         return
@@ -391,6 +414,9 @@ _FILLERS: dict[str, Callable[[Suggestions, NameCache], Iterator[Candidate]]] = {
     "feed": _feeds,
     "function": _functions,
     "job_id": _job_ids,
+    "recurrence": _recurrences,
+    "schedule": _schedules,
+    "schedule_option": _schedule_options,
     "table": _tables,
     "schema": _schemas,
     "column": _columns,

@@ -60,6 +60,10 @@ class NameCache:
         """Python functions of queries, with the signature of each."""
         return self._names().functions
 
+    def schedules(self) -> dict[str, str]:
+        """The schedules, with the times of each."""
+        return self._names().schedules
+
     def source(self) -> str | None:
         """What unqualified tables belong to, as it was known a moment ago."""
         if not self._backend.opened:

@@ -111,6 +111,12 @@ def plan(block: Block, folder: Path, compile_query: CompileQuery | None = None) 
                 world.run(
                     f"CREATE CHANGEFEED {feed} FOR shop.orders, shop.customers INTO 'null://'"
                 )
+        scheduled = nodes.PauseSchedule | nodes.ResumeSchedule | nodes.ShowCreateSchedule
+        if any(isinstance(node, scheduled) for node in made):
+            world.run(
+                "CREATE SCHEDULE nightly FOR CHANGEFEED shop.orders INTO 'null://' "
+                "RECURRING '@daily'"
+            )
         if isinstance(made[0] if made else None, nodes.AlterUser):
             world.run("CREATE USER ann")
         for node in made:

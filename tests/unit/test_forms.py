@@ -11,7 +11,9 @@ from grammar.parser import parse
 from grammar.problems import SyntaxProblem
 from tests.golden.world import World
 
-CRON = "schedules are not supported"
+BACKUPS = "schedules are for changefeeds"
+NAMES = "write the names"
+RUNS = "SHOW SCHEDULES has the job of the last run"
 IDS = "write the ids"
 CONDITION = "write the condition"
 NO_PLAN = "this statement has no plan"
@@ -88,27 +90,30 @@ FORMS: dict[str, str | None] = {
     "SHOW CHANGEFEED JOBS WITH WATCHED_TABLES": "full_table_names is always listed",
     "SELECT * FROM [SHOW CHANGEFEED JOBS] WHERE status = 'running'": CONDITION,
     # -- schedules
-    "CREATE SCHEDULE FOR CHANGEFEED orders INTO 'null://' RECURRING '@hourly'": CRON,
-    "CREATE SCHEDULE IF NOT EXISTS s FOR CHANGEFEED orders INTO 'null://' RECURRING '@daily'": CRON,
-    "ALTER BACKUP SCHEDULE 1 SET RECURRING '@daily'": CRON,
-    "PAUSE SCHEDULE 1": CRON,
-    "PAUSE SCHEDULES SELECT id": CRON,
-    "RESUME SCHEDULE 1": CRON,
-    "RESUME SCHEDULES SELECT id": CRON,
-    "DROP SCHEDULE 1": CRON,
-    "DROP SCHEDULES SELECT id": CRON,
-    "SHOW SCHEDULE 1": CRON,
-    "SHOW SCHEDULES": CRON,
-    "SHOW SCHEDULES FOR BACKUP": CRON,
-    "SHOW PAUSED SCHEDULES": CRON,
-    "SHOW RUNNING SCHEDULES": CRON,
+    "CREATE SCHEDULE FOR CHANGEFEED orders INTO 'null://' RECURRING '@hourly'": None,
+    "CREATE SCHEDULE IF NOT EXISTS s FOR CHANGEFEED orders INTO 'null://' RECURRING '@daily'": None,
+    "ALTER BACKUP SCHEDULE 1 SET RECURRING '@daily'": BACKUPS,
+    "PAUSE SCHEDULE 1": None,
+    "PAUSE SCHEDULES SELECT id": NAMES,
+    "RESUME SCHEDULE 1": None,
+    "RESUME SCHEDULES SELECT id": NAMES,
+    "DROP SCHEDULE 1": None,
+    "DROP SCHEDULES SELECT id": NAMES,
+    "SHOW SCHEDULE 1": None,
+    "SHOW SCHEDULES": None,
+    "SHOW SCHEDULES FOR CHANGEFEED": None,
+    "SHOW CREATE SCHEDULE 1": None,
+    "CREATE SCHEDULE 'my schedule' FOR BACKUP TABLE foo INTO 'bar' RECURRING '@daily'": BACKUPS,
+    "SHOW SCHEDULES FOR BACKUP": BACKUPS,
+    "SHOW PAUSED SCHEDULES": None,
+    "SHOW RUNNING SCHEDULES": None,
     "EXPLAIN SHOW SCHEDULES": NO_PLAN,
     "EXPLAIN DROP SCHEDULE 1": NO_PLAN,
-    "PAUSE JOBS FOR SCHEDULE 1": CRON,
-    "PAUSE JOBS FOR SCHEDULES SELECT 1": CRON,
-    "RESUME JOBS FOR SCHEDULE 1": CRON,
-    "CANCEL JOBS FOR SCHEDULES (SELECT id FROM ids)": CRON,
-    "SHOW JOBS FOR SCHEDULE 1": CRON,
+    "PAUSE JOBS FOR SCHEDULE 1": RUNS,
+    "PAUSE JOBS FOR SCHEDULES SELECT 1": RUNS,
+    "RESUME JOBS FOR SCHEDULE 1": RUNS,
+    "CANCEL JOBS FOR SCHEDULES (SELECT id FROM ids)": RUNS,
+    "SHOW JOBS FOR SCHEDULE 1": RUNS,
     # -- external connections
     "CREATE EXTERNAL CONNECTION 'lake' AS 'null://'": None,
     "CREATE EXTERNAL CONNECTION IF NOT EXISTS 'lake' AS 'null://'": None,
@@ -143,6 +148,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     world.run("CREATE CHANGEFEED two FOR orders INTO 'null://'")
     world.run("CREATE CHANGEFEED three FOR orders INTO 'null://'")
     world.run("CREATE CHANGEFEED four FOR DATABASE shop EXCLUDE TABLES audit.* INTO 'null://'")
+    world.run("CREATE SCHEDULE five FOR CHANGEFEED orders INTO 'null://' RECURRING '@hourly'")
     world.run("PAUSE CHANGEFEED two")
     world.run("DROP CHANGEFEED three")
     yield world
