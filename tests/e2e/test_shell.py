@@ -11,6 +11,7 @@ import re
 import select
 import selectors
 import signal
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -18,11 +19,12 @@ import termios
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from changefeed_testing.sinks.readers import read_files
 from tests.helpers.waiting import until
 from tests.services.postgres import Database
 
@@ -283,6 +285,49 @@ def test_the_prompt_at_a_node_elsewhere(shop: Shell, postgres: Database, tmp_pat
             screen.type("SHOW JOBS;\r", "CF6001: the node at")
             os.write(screen.master, b"\\q\r")
             assert screen.process.wait(PATIENCE) == 0
+
+
+@pytest.mark.extended
+def test_a_schedule_exports_a_table_whichever_node_lives(
+    shop: Shell, postgres: Database, tmp_path: Path
+) -> None:
+    """The second run begins in a node that is killed then, and is there once."""
+    folder = tmp_path / "export"
+
+    def exported() -> dict[str, object]:
+        return {m.key: m.after for m in read_files(folder, ("orders",)) if m.is_row}
+
+    def runs() -> list[tuple[object, object]]:
+        feeds = shop.rows("SHOW CHANGEFEEDS ORDER BY job_id")
+        return [(feed["name"], feed["status"]) for feed in feeds]
+
+    (made,) = shop.rows(
+        f"CREATE SCHEDULE nightly FOR CHANGEFEED orders INTO '{folder.as_uri()}' "
+        "RECURRING '@yearly' WITH SCHEDULE OPTIONS first_run = now"
+    )
+    first = f"nightly_{str(made['first_run'])[:19].translate({45: None, 58: None, 32: '_'})}"
+    with shop.running("start") as node:
+        until(lambda: runs() == [(first, "succeeded")], "the first run", PATIENCE)
+        assert exported() == {"[1]": {"id": 1, "note": "a"}, "[2]": {"id": 2, "note": "b"}}
+        folder.rename(tmp_path / "first")
+        postgres.execute("delete from orders where id = 1")
+        postgres.execute("insert into orders select n, 'c' from generate_series(3, 5000) n")
+        # A time that has come.
+        with closing(sqlite3.connect(tmp_path / "state" / "state.db")) as state:
+            state.execute("update schedule set due = 1700000000000000000")
+            state.commit()
+            begun = "select count(*) = 2 from schedule_run"
+            until(lambda: state.execute(begun).fetchone()[0], "the second run", PATIENCE)
+        node.kill()
+    second = "nightly_20231114_221320"
+    with shop.running("start"):
+        until(lambda: runs() == [(first, "succeeded"), (second, "succeeded")], "its end", PATIENCE)
+    with postgres.connect() as connection:
+        rows = connection.execute("select id, note from orders").fetchall()
+    assert exported() == {f"[{n}]": {"id": n, "note": note} for n, note in rows}
+    (schedule,) = shop.rows("SHOW SCHEDULES")
+    assert (schedule["job_status"], schedule["error"]) == ("succeeded", None)
+    assert slots(postgres) == []
 
 
 def test_the_service_runs_feeds_until_it_is_told_to_stop(
