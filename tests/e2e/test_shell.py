@@ -295,7 +295,7 @@ def test_a_schedule_exports_a_table_whichever_node_lives(
     folder = tmp_path / "export"
 
     def exported() -> dict[str, object]:
-        return {m.key: m.after for m in read_files(folder, ("orders",)) if m.is_row}
+        return {str(m.key): m.after for m in read_files(folder, ("orders",)) if m.is_row}
 
     def runs() -> list[tuple[object, object]]:
         feeds = shop.rows("SHOW CHANGEFEEDS ORDER BY job_id")
