@@ -27,6 +27,7 @@ from changefeed.catalog.sealing import STATE_KEY_VARIABLE, require_reference
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span
 from changefeed.core.events import ClientRow, StreamRow
+from changefeed.core.recurring import SHORT as SCHEDULE_TIMES
 from changefeed.core.references import has_references
 from changefeed.core.settings import Parameter
 from changefeed.core.telemetry import log
@@ -118,6 +119,7 @@ __all__ = [
     "Result",
     "Role",
     "SCHEDULE_OPTIONS",
+    "SCHEDULE_TIMES",
     "STATUSES",
     "Seconds",
     "Session",

@@ -68,9 +68,9 @@ def _schedules(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
 
 
 def _recurrences(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
-    from changefeed.core.recurring import SHORT
+    from changefeed.api import SCHEDULE_TIMES
 
-    yield from (Candidate(name, fields, string=True) for name, fields in SHORT.items())
+    yield from (Candidate(name, fields, string=True) for name, fields in SCHEDULE_TIMES.items())
 
 
 #: Verb -> the statuses of the feeds that it does something for.

@@ -35,6 +35,9 @@ class Known:
     def functions(self) -> dict[str, str]:
         return {"bucket": "bucket(id bigint) int"}
 
+    def schedules(self) -> dict[str, str]:
+        return {"nightly": "@daily"}
+
     def feeds(self) -> tuple[FeedFacts, ...]:
         return (
             FeedFacts(
@@ -338,6 +341,19 @@ def test_a_name_is_read_in_the_background() -> None:
     assert names.connections() == ["shop"]
     names.forget()
     assert names.connections() == ["shop"]
+
+
+def test_schedules() -> None:
+    assert after("PAUSE SCHEDULE n") == ["PAUSE SCHEDULE nightly"]
+    begun = "CREATE SCHEDULE s FOR CHANGEFEED orders INTO 'null://' RECURRING "
+    assert f"{begun}'@hourly'" in after(f"{begun}'@h")
+    assert meta(f"{begun}'@d", "@daily'") == "0 0 * * *"
+    options = f"{begun}'@daily' WITH SCHEDULE OPTIONS "
+    assert after(f"{options}on_p") == [f"{options}on_previous_running"]
+    assert after(f"{options}on_previous_running = 'sk") == [
+        f"{options}on_previous_running = 'skip'"
+    ]
+    assert [c.text for c in found("SHOW SCHEDULES WHERE last_")] == ["last_run"]
 
 
 def test_functions_and_the_options_of_extracts() -> None:
