@@ -5,26 +5,33 @@
     python -m benchmarks.kafka latency --rate 100 --seconds 60
     python -m benchmarks.kafka transaction --rows 1000000
     python -m benchmarks.kafka delivery --rows 2000000
+    python -m benchmarks.kafka hosts --rows 2000000
+    python -m benchmarks.kafka hosts_latency --rate 100 --seconds 60
 
 *drain*: both have a slot, the same changes are committed, then one after the other drains
 them. *transaction*: the same, but the changes are one transaction of rows of 1 KiB, which is
 where memory shows. *scan*: both read the same table; *copy* is the limit, the same rows by
 ``COPY ... TO STDOUT`` on one connection and thrown away. *latency*: one after the other, at
 the same rate. *delivery*: our own at least once beside our own exactly once (Kafka
-transactions; the marks that end them count as messages, a few dozen). From the start of the
-process to the last message, because a contender that works in large batches has done most of
-it when its first message is there; measure millions of rows, so that the start does not matter.
-Messages are counted by the ends of the topic. CPU is user and system time of the contender's
-processes (ours: node, capture, and where Spark works its JVM and workers), without PostgreSQL
-and Kafka. ``--only ours`` or ``--only debezium`` leaves one out.
+transactions; the marks that end them count as messages, a few dozen). *hosts*: our own with its
+change log on the local disk beside logs that several hosts share, in a directory and in moto's S3,
+whose state is a database of the source's server; *hosts_latency*: the same at a steady rate. From
+the start of the process to the last message, because a contender that works in large batches has
+done most of it when its first message is there; measure millions of rows, so that the start does
+not matter. Messages are counted by the ends of the topic. CPU is user and system time of the
+contender's processes (ours: node, capture, and where Spark works its JVM and workers), without
+PostgreSQL and Kafka.
+``--only ours`` or ``--only debezium`` leaves one out.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 import psutil
 
@@ -34,9 +41,12 @@ from benchmarks.ours import Ours
 from benchmarks.peers import debezium
 from benchmarks.peers.debezium import Counter, Run, place
 from benchmarks.workload import LARGE, WORKLOADS, Workload
+from tests.services.cache import server_folder
 from tests.services.kafka import KafkaBroker
+from tests.services.s3 import S3Server
 
 Contender = Callable[[], str]
+Contending = AbstractContextManager[dict[str, Contender]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +156,23 @@ def latency(run: Run, asked: Asked) -> dict[str, Contender]:
 
 
 def our_latency(
-    broker: KafkaBroker, ours: Ours, table: str, ticks: Ticks, asked: Asked
+    broker: KafkaBroker,
+    ours: Ours,
+    table: str,
+    ticks: Ticks,
+    asked: Asked,
+    topic: str = "ticks",
 ) -> tuple[Latencies, Cost]:
-    """From commit to a consumer by a feed of a table whose topic ``ticks`` is there."""
+    """From commit to a consumer by a feed of a table whose topic is there."""
     with ours.running() as pid, Meter(pid) as meter:
         ours.execute(
-            f"CREATE CHANGEFEED bench FOR source.{table} INTO 'external://sink'"
+            f"CREATE CHANGEFEED bench FOR source.{table} AS {topic} INTO 'external://sink'"
             " WITH initial_scan = 'no'"
         )
         delays = measure(
             ticks,
             broker.bootstrap,
-            "ticks",
+            topic,
             rate=asked.rate,
             seconds=asked.seconds,
             check=ours.check,
@@ -177,19 +192,76 @@ def delivery(run: Run, asked: Asked) -> dict[str, Contender]:
         folder = run.folder / way
         folder.mkdir()
         made[way] = Ours(folder, run.database.uri, run.broker.uri)
-        with made[way].running():
-            made[way].execute(
-                f"CREATE CHANGEFEED bench FOR source.{table} AS {way} INTO 'external://sink'"
-                f" WITH initial_scan = 'no', delivery = '{way}'"
-            )
-            made[way].wait_status("bench", "running")
+        _stand_by(made[way], table, way, f", delivery = '{way}'")
     _change(run, asked)
+    return _drains(run, made, asked)
+
+
+def _stand_by(ours: Ours, table: str, topic: str, options: str = "") -> None:
+    """Create a feed, whose slot keeps what is committed from now on."""
+    with ours.running():
+        ours.execute(
+            f"CREATE CHANGEFEED bench FOR source.{table} AS {topic} INTO 'external://sink'"
+            f" WITH initial_scan = 'no'{options}"
+        )
+        ours.wait_status("bench", "running")
+
+
+def _drains(run: Run, made: Mapping[str, Ours], asked: Asked) -> dict[str, Contender]:
+    """Contenders of ours, each with a topic of its name."""
     return {
         way: lambda ours=ours, way=way: our_cost(  # type: ignore[misc]
             run.broker, ours, way, asked.rows
         ).per_row(asked.rows)
         for way, ours in made.items()
     }
+
+
+@contextmanager
+def _logs(run: Run) -> Iterator[dict[str, Ours]]:
+    """Our own with a log of one host, and with logs that hosts share."""
+    with ExitStack() as stack:
+        store = S3Server(stack.enter_context(server_folder("bench-s3"))).start()
+        stack.callback(store.stop)
+        logs = {
+            "local": "",
+            "directory": str(run.folder / "store"),
+            "s3": store.uri(store.bucket("logs")),
+        }
+        made = {}
+        for name, log in logs.items():
+            folder = run.folder / name
+            folder.mkdir()
+            state = stack.enter_context(run.database.server.database()).uri if log else ""
+            made[name] = Ours(folder, run.database.uri, run.broker.uri, state, log)
+            stack.callback(made[name].close)
+        yield made
+
+
+@contextmanager
+def hosts(run: Run, asked: Asked) -> Iterator[dict[str, Contender]]:
+    """Our ways to keep a log, each with a slot of its own and the same backlog behind it."""
+    with run.database.connect() as connection:
+        asked.workload.create(connection)
+    with _logs(run) as made:
+        for name, ours in made.items():
+            _stand_by(ours, asked.workload.table, name)
+        _change(run, asked)
+        yield _drains(run, made, asked)
+
+
+@contextmanager
+def hosts_latency(run: Run, asked: Asked) -> Iterator[dict[str, Contender]]:
+    """Our ways to keep a log, one after the other at a steady rate."""
+
+    def contend(name: str, ours: Ours) -> str:
+        run.broker.create_topic(name)
+        with postgresql_ticks(run.database.uri) as ticks:
+            delays, cost = our_latency(run.broker, ours, "ticks", ticks, asked, topic=name)
+        return f"{delays}, {cost.share}"
+
+    with _logs(run) as made:
+        yield {name: partial(contend, name, ours) for name, ours in made.items()}
 
 
 def our_cost(
@@ -217,12 +289,15 @@ def _copy(run: Run, table: str, rows: int) -> str:
     return f"{rows / seconds:,.0f} rows/s"
 
 
-MODES = {
+#: Contenders, or what has them while they run.
+MODES: dict[str, Callable[[Run, Asked], dict[str, Contender] | Contending]] = {
     "drain": drain,
     "transaction": transaction,
     "scan": scan,
     "latency": latency,
     "delivery": delivery,
+    "hosts": hosts,
+    "hosts_latency": hosts_latency,
 }
 
 
@@ -249,13 +324,15 @@ def main() -> None:
     )
     what = {
         "latency": f"{given.rate}/s",
+        "hosts_latency": f"{given.rate}/s",
         "transaction": f"one of {given.rows:,} rows",
     }.get(given.mode, f"{given.table}, {given.rows:,} rows")
     with place() as run:
-        contenders = MODES[given.mode](run, asked)
-        for name, contend in contenders.items():
-            if given.only in (None, name):
-                print(f"{given.mode}, {what}, {name}: {contend()}", flush=True)
+        found = MODES[given.mode](run, asked)
+        with nullcontext(found) if isinstance(found, dict) else found as contenders:
+            for name, contend in contenders.items():
+                if given.only in (None, name):
+                    print(f"{given.mode}, {what}, {name}: {contend()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,20 @@ from changefeed.embedded.child import spawn
 class Ours:
     """One state, statements against it, and its node while :meth:`running`."""
 
-    def __init__(self, folder: Path, source_uri: str, sink_uri: str) -> None:
+    def __init__(
+        self, folder: Path, source_uri: str, sink_uri: str, state: str = "", log: str = ""
+    ) -> None:
+        """
+        Args:
+            state: a database of a server for the state, in place of a file in ``folder``.
+            log: where the change logs are, in place of beside the state.
+        """
         self.state = folder / "state"
         self.state.mkdir()
         self.log_file = folder / "ours.log"
-        self._catalog = Catalog.open(str(self.state))
+        self._flags = ["--state", state or str(self.state), *(["--log", log] if log else [])]
+        place = self.state if state else None
+        self._catalog = Catalog.open(state or self.state, directory=place)
         self._interpreter = Interpreter(self._catalog)
         self._session = Session(client="benchmark")
         self.execute(f"CREATE EXTERNAL CONNECTION source AS '{source_uri}'")
@@ -44,16 +53,24 @@ class Ours:
             if str(job.status) in wanted:
                 return
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{name} is {job.status}: {job.error or job.reason}")
+                raise TimeoutError(
+                    f"{name} is {job.status}: {job.error or job.reason}\n{self._log_tail()}"
+                )
             time.sleep(0.05)
 
     @contextmanager
     def running(self) -> Iterator[int]:
         """A node on this state; gives its process id."""
         process = spawn(
-            [sys.executable, "-m", "shell", "--state", self.state, "start"],
+            [sys.executable, "-m", "shell", "start", *self._flags],
             log_file=self.log_file,
-            environment=compiled({**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}),
+            environment=compiled(
+                {
+                    **os.environ,
+                    "PYTHONPATH": str(Path(__file__).parents[1]),
+                    "XDG_DATA_HOME": str(self.state),
+                }
+            ),
         )
         try:
             yield process.pid

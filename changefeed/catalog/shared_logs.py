@@ -54,14 +54,17 @@ class SharedLogs(CatalogPart):
         return found
 
     def set_log_place(self, address: str) -> None:
-        """Keep the logs of this state at ``address`` from now on. Those of sources that have one
-        are on a node's disk until that node has registered them (:meth:`unmoved_logs`).
+        """Keep the logs of this state at ``address`` from now on. The log of a source that was
+        captured is on a node's disk until that node has registered it (:meth:`unmoved_logs`).
         """
         with self._database.write() as transaction:
             known = delete(tables.meta).where(tables.meta.c.key == tables.LOG_PLACE)
             if not transaction.execute(known).rowcount:
-                names = transaction.execute(select(tables.source_state.c.name)).scalars().all()
-                for name in names:
+                state, captured = tables.source_state.c, tables.captured.c
+                # Not all that are known: nothing was captured for a feed that no node has run.
+                begun = select(state.name).where(state.frontier.is_not(None))
+                sends = select(captured.source)
+                for name in transaction.execute(begun.union(sends)).scalars().all():
                     transaction.execute(insert(_ledger).values(source=name, ledger=UNMOVED))
             sealed = self._database.sealer.seal(address)
             transaction.execute(insert(tables.meta).values(key=tables.LOG_PLACE, value=sealed))

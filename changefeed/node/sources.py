@@ -214,10 +214,7 @@ class NodeSources:
     def _take(self, name: str, lost_by: str | None = None) -> None:
         layout = StateLayout(Path(self._catalog.directory))
         if name in self._catalog.unmoved_logs() and not (layout.log(name) / LEDGER_NAME).exists():
-            self._catalog.save_source_state(
-                name,
-                error="its change log is on the disk of another node: start that node with --log",
-            )
+            self._await_log(name)
             return
         lease = self._catalog.acquire_source(name, self._node, self._timings.lease, lost_by)
         if lease is None:
@@ -229,6 +226,14 @@ class NodeSources:
         self._leases[name] = lease
         self._captors[name] = self._node
         log.info("source %s: this node captures it", name)
+
+    def _await_log(self, name: str) -> None:
+        why = "its change log is on the disk of another node: start that node with --log"
+        self._catalog.save_source_state(name, error=why)
+        reason = f"source: {why}"
+        for job in self._catalog.jobs(include_finished=False):
+            if job.source == name and job.status.active and job.reason != reason:
+                self._catalog.transition(job.id, Status.STALLED, reason=reason)
 
     @property
     def leases(self) -> set[AnyLease]:

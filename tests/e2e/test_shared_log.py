@@ -355,6 +355,12 @@ def test_logs_of_one_host_move_to_the_store(
             lambda: "is on the disk of another node" in catalog.source_state("shop").error,
             "a node that does not have the log begins none",
         )
+        team.execute("RESUME CHANGEFEED f")
+        until(
+            lambda: "is on the disk of another node" in catalog.job("f").reason, "the feed says so"
+        )
+        assert catalog.job("f").status is Status.STALLED
+        team.execute("PAUSE CHANGEFEED f")
         one.start()
         until(lambda: team.owner() and not catalog.unmoved_logs(), "the log is shared")
         until(

@@ -84,6 +84,17 @@ def shared(tmp_path: Path) -> Iterator[Shared]:
         yield Shared(tmp_path, catalog)
 
 
+def test_a_source_that_no_node_has_captured_has_no_log_elsewhere(tmp_path: Path) -> None:
+    """Statements came before the first start of a node, which is one with --log."""
+    with closing(Catalog.open(tmp_path / "state")) as catalog:
+        for source in ("stated", "sent", "read"):
+            catalog.save_source_state(source, memo={"slot": source})
+        catalog.set_captured("sent", {A.table: Timestamp(1)})
+        catalog.save_source_state("read", frontier=Timestamp(1))
+        catalog.set_log_place(str(tmp_path / "store"))
+        assert catalog.unmoved_logs() == {"sent", "read"}
+
+
 def append(writer: LogWriter, wall: int, seq: int) -> None:
     """One row."""
     at = Timestamp(wall)
