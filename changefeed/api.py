@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from changefeed.catalog import Catalog, Job, Schedule, Status, TableState
+from changefeed.catalog import Catalog, Job, Schedule, Status
 from changefeed.catalog.sealing import STATE_KEY_VARIABLE, require_reference
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span
@@ -51,6 +51,7 @@ from changefeed.statements import (  # noqa: F401 - each registers what it handl
     explain,
     functions,
     listing,
+    pause,
     schedules,
     show,
     skip,
@@ -539,7 +540,7 @@ class Interpreter:
         tables = [
             t
             for t in self.catalog.tables(job.id)
-            if (t.scan_wanted or t.scan_at is not None) and t.state is not TableState.FAILED
+            if (t.scan_wanted or t.scan_at is not None) and not t.state.stands
         ]
         rows = sum(t.scan_rows for t in tables)
         return rows, max(rows, sum(max(t.scan_rows, t.scan_total) for t in tables))

@@ -66,15 +66,14 @@ class StateCollector(Collector):
         )
         behind = gauge(
             "lag_seconds",
-            "seconds since the instant up to which every change is delivered, without the time for "
-            "which changes gather on purpose",
+            "seconds since the instant up to which every change is delivered, without tables that "
+            "are paused by themselves and the time for which changes gather on purpose",
         )
         used = gauge("retention_used_ratio", "max_behind divided by gc_ttl; at 1 the feed fails")
-        age = gauge(
-            "max_behind_seconds", "the same with the time of changes that gather on purpose"
-        )
+        age = gauge("max_behind_seconds", "the same with these tables and this time")
         rate = gauge("rows_per_second", "rows delivered, over the last seconds")
         failed = gauge("failed_tables", "tables of the feed that have failed")
+        paused = gauge("paused_tables", "tables of the feed that PAUSE CHANGEFEED f TABLE paused")
         rows = CounterMetricFamily("changefeed_emitted_rows", "rows delivered", labels=_LABELS)
         size = CounterMetricFamily("changefeed_emitted_bytes", "bytes delivered", labels=_LABELS)
         refused = gauge("dead_letters", "rows that were refused and are kept as dead letters")
@@ -90,12 +89,25 @@ class StateCollector(Collector):
                 rate.add_metric(labels, job.rows_per_second)
             tables = troubled.get(job.id, ())
             refused.add_metric(labels, float(shown.letters))
-            failed.add_metric(labels, float(sum(t.state is TableState.FAILED for t in tables)))
+            for family, state in ((failed, TableState.FAILED), (paused, TableState.PAUSED)):
+                family.add_metric(labels, float(sum(t.state is state for t in tables)))
             if shown.lag is not None and shown.age is not None:
                 behind.add_metric(labels, float(shown.lag))
                 age.add_metric(labels, float(shown.age))
                 used.add_metric(labels, shown.age / Options.from_dict(job.options)[GC_TTL])
-        yield from (status, in_trouble, behind, age, used, rate, failed, refused, rows, size)
+        yield from (
+            status,
+            in_trouble,
+            behind,
+            age,
+            used,
+            rate,
+            failed,
+            paused,
+            refused,
+            rows,
+            size,
+        )
 
     def _of_delays(self, jobs: Sequence[Job]) -> Iterator[Metric]:
         """How late rows were, and what remains of option slo."""
@@ -141,7 +153,7 @@ class StateCollector(Collector):
         )
         scans = {job.id: job for job in jobs if job.status in _SCANS}
         for job_id, tables in self._interpreter.catalog.tables_of_jobs(list(scans)).items():
-            owed = [t for t in tables if t.scan_wanted and t.state is not TableState.FAILED]
+            owed = [t for t in tables if t.scan_wanted and not t.state.stands]
             labels = [str(job_id), scans[job_id].name, scans[job_id].source]
             if owed:
                 done.add_metric(labels, float(sum(t.scan_rows for t in owed)))

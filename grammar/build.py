@@ -367,6 +367,16 @@ class _Builder(Transformer[Token, Any]):
         *exists, feeds = parts
         return nodes.ResumeChangefeed(feeds, any(exists), span=_span(meta))
 
+    def pause_tables(
+        self, meta: Meta, exists: bool | None, feed: FeedRef, tables: tuple[QualifiedName, ...]
+    ) -> Statement:
+        return nodes.PauseTables(feed, tables, bool(exists), span=_span(meta))
+
+    def resume_tables(
+        self, meta: Meta, exists: bool | None, feed: FeedRef, tables: tuple[QualifiedName, ...]
+    ) -> Statement:
+        return nodes.ResumeTables(feed, tables, bool(exists), span=_span(meta))
+
     def alter_set(self, _meta: Meta, *options: Option) -> tuple[nodes.AlterAction, ...]:
         """``SET sink = 'uri'`` is CockroachDB's spelling of ``INTO 'uri'``."""
         sinks = [

@@ -495,6 +495,26 @@ class ResumeChangefeed(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class PauseTables(Statement):
+    """``PAUSE CHANGEFEED f TABLE t, ..``"""
+
+    feed: FeedRef
+    tables: tuple[QualifiedName, ...]
+    if_exists: bool = False
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ResumeTables(Statement):
+    """``RESUME CHANGEFEED f TABLE t, ..``"""
+
+    feed: FeedRef
+    tables: tuple[QualifiedName, ...]
+    if_exists: bool = False
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DropChangefeed(Statement):
     """Also ``CANCEL JOB``. ``feeds`` empty means ALL CHANGEFEEDS."""
 

@@ -244,6 +244,12 @@ class _Printer:
                 return _which("PAUSE", node.feeds, node.if_exists)
             case nodes.ResumeChangefeed():
                 return _which("RESUME", node.feeds, node.if_exists)
+            case nodes.PauseTables():
+                which = _which("PAUSE", (node.feed,), node.if_exists)
+                return _words(which, "TABLE", _list(map(_qualified, node.tables)))
+            case nodes.ResumeTables():
+                which = _which("RESUME", (node.feed,), node.if_exists)
+                return _words(which, "TABLE", _list(map(_qualified, node.tables)))
             case nodes.DropChangefeed():
                 return _which("DROP", node.feeds, node.if_exists)
             case nodes.ShowChangefeed():

@@ -72,16 +72,16 @@ class _Demand:
 
     @property
     def works(self) -> bool:
-        return self.job.status.active and not self.claim.failed_tables
+        return self.job.status.active and not self.claim.standing_tables
 
     @property
     def whose(self) -> str:
-        tables = "the failed tables of " if self.claim.failed_tables else ""
+        tables = "the failed and paused tables of " if self.claim.standing_tables else ""
         return f"{tables}feed {self.job.name}"
 
     def does(self, one: str, several: str) -> str:
         """The claim as the subject of a sentence, with the form of the verb."""
-        return f"{self.whose} {several if self.claim.failed_tables else one}"
+        return f"{self.whose} {several if self.claim.standing_tables else one}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +239,8 @@ class FeedBudgets:
             return f"{why}; the feed fails unless this becomes less within {grace}"
         if need.works:
             cause = f"did not become less for {grace}"
-        elif need.claim.failed_tables:
-            cause = "is for tables that have failed"
+        elif need.claim.standing_tables:
+            cause = "is for tables that have failed or are paused"
         elif need.job.error_code:
             cause = f"is for a feed that is {need.job.status} ({need.job.error_code})"
         else:

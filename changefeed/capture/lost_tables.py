@@ -80,7 +80,8 @@ class LostTables:
         if again:
             for job in self._catalog.source_jobs(self._name):
                 for table in self._catalog.tables(job.id):
-                    if table.state is TableState.RUNNING and table.joined:
+                    delivers = table.state in (TableState.RUNNING, TableState.PAUSED)
+                    if delivers and table.joined:
                         again.discard((table.table, table.table_id))
         return back | again
 

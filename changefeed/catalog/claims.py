@@ -22,22 +22,24 @@ _IDLE = (Status.PAUSED.value, Status.FAILED.value)
 
 
 class LogClaim(NamedTuple):
-    """The log must keep everything above a timestamp for a feed, or for its tables that failed.
+    """The log must keep everything above a timestamp for a feed, or for its tables that failed or
+    are paused.
 
     Attributes:
-        failed_tables: for those of its tables that have failed, while it works on the others.
+        standing_tables: for those of its tables that have failed or are paused, while it works on
+            the others.
         above: up to where it needs the log no more.
     """
 
     job_id: int
-    failed_tables: bool
+    standing_tables: bool
     above: Timestamp
 
 
 class LogClaims(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`.
 
-    Paused and failed feeds have claims, and so have tables that failed: RESUME goes on without a
+    Paused and failed feeds have claims, and so have such tables: RESUME goes on without a
     gap. Only a claim that ended with :meth:`end_claim` counts no more, until RESUME renews it.
     """
 
@@ -54,21 +56,21 @@ class LogClaims(CatalogPart):
 
         Feeds that scan a table, or are to, are left out: they need the log to go on.
         """
-        scanning = {TableState.PENDING.value, TableState.SCANNING.value}
+        scanning = {TableState.PENDING, TableState.SCANNING}
         rows = self._unfinished(source)
         left_out = {row.job_id for row in rows if row.state in scanning}
         above: dict[tuple[int, bool], Timestamp] = {}
         for row in rows:
             bound = _needed_above(row)
-            failed = row.state == TableState.FAILED.value and row.status not in _IDLE
+            stands = row.state.stands and row.status not in _IDLE
             if bound is not None and row.job_id not in left_out:
-                key = (row.job_id, failed)
+                key = (row.job_id, stands)
                 above[key] = min(bound, above.get(key, bound))
         return [LogClaim(*key, bound) for key, bound in above.items()]
 
     def end_claim(self, claim: LogClaim, message: str) -> bool:
-        """Keep nothing more of the log for a feed that is paused or has failed, or for tables that
-        have; the feed, or the tables, fail with CF3006.
+        """Keep nothing more of the log for a feed that is paused or has failed, or for such
+        tables; the feed, or the tables, fail with CF3006.
 
         Returns:
             False: the feed works, so that its node must end it first.
@@ -86,12 +88,18 @@ class LogClaims(CatalogPart):
                 transaction.execute(
                     update(_job).where(_job.c.id == job_id, not_dropped).values(wanted)
                 )
-            elif claim.failed_tables:
-                failed = _progress.c.state == TableState.FAILED.value
+            elif claim.standing_tables:
+                stand = _progress.c.state.in_([state for state in TableState if state.stands])
                 transaction.execute(
                     update(_progress)
-                    .where(_progress.c.job_id == job_id, failed)
-                    .values(error=message, error_code=number)
+                    .where(_progress.c.job_id == job_id, stand)
+                    .values(
+                        state=TableState.FAILED,
+                        error=message,
+                        error_code=number,
+                        paused=0,
+                        paused_by="",
+                    )
                 )
                 record(transaction, self._now(), job_id, "error", message, code=number)
             else:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, func, insert, or_, select, text, tuple_, update
 
 from changefeed.catalog import tables
-from changefeed.catalog.database import CatalogPart
+from changefeed.catalog.database import CatalogPart, named
 from changefeed.catalog.dead_letters import retry_letters
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
@@ -27,6 +27,7 @@ from changefeed.catalog.model import (
 from changefeed.catalog.progress import (
     delete_table,
     insert_tables,
+    raise_generation,
     rescan_table,
     set_name,
     set_progress,
@@ -227,6 +228,32 @@ class Jobs(CatalogPart):
         """Record that the node paused the job (``on_error = pause``): RESUME starts it again."""
         return self.request(job_id, DesiredStatus.PAUSED)
 
+    def pause_tables(self, job_id: int, names: Collection[TableName], *, by: str = "") -> None:
+        """Let a feed deliver nothing of these tables until :meth:`resume_tables`; each keeps its
+        place. Raises the job's generation. ``by``: see :meth:`alter_job`."""
+        now = self._now()
+        self._set_paused(job_id, names, now, by, _signed("paused", by))
+
+    def resume_tables(self, job_id: int, names: Collection[TableName], *, by: str = "") -> None:
+        """Let tables that are paused go on from their places, and those that failed try again, as
+        :meth:`retry_tables` does. Raises the job's generation."""
+        self._set_paused(job_id, names, 0, "", _signed("resumed", by))
+        self.retry_tables(job_id, names)
+
+    def _set_paused(
+        self, job_id: int, names: Collection[TableName], at: int, by: str, text: str
+    ) -> None:
+        table = tables.job_table
+        with self._database.write() as transaction:
+            for name in names:
+                transaction.execute(
+                    update(table)
+                    .where(table.c.job_id == job_id, named(table, name))
+                    .values(paused=at, paused_by=by)
+                )
+                record(transaction, self._now(), job_id, "status", text, table=str(name))
+            raise_generation(transaction, job_id, self._now())
+
     def retry_tables(
         self,
         job_id: int,
@@ -237,11 +264,11 @@ class Jobs(CatalogPart):
     ) -> list[TableName]:
         """Let the failed tables of a job try again from where they stopped; gives their names.
 
-        They are pending: the runner places each at its own ``done_upto`` (or scans it), which
-        may be far below the job's high-water. Raises the job's generation when there were any.
-        One that was lost (CF2106) and is there again is scanned, too, and so is one that was
-        captured and had to be left out for a while: it could not be read (CF2003, CF2004), or its
-        name belonged to no table (CF1101, CF1302).
+        They are pending, unless they are paused: the runner places each at its own ``done_upto``
+        (or scans it), which may be far below the job's high-water. Raises the job's generation when
+        there were any. One that was lost (CF2106) and is there again is scanned, too, and so is one
+        that was captured and had to be left out for a while: it could not be read (CF2003, CF2004),
+        or its name belonged to no table (CF1101, CF1302).
 
         With ``skip`` only those try again that failed at this transaction, and leave it out; the
         history says that the user ``by`` wanted it.
@@ -276,8 +303,7 @@ class Jobs(CatalogPart):
                 text += ": its rows were not delivered, VERIFY names those that the target lacks"
                 record(transaction, self._now(), job_id, "notice", text, table=name)
             if rows:
-                generation = get_job(transaction, job_id).generation + 1
-                _set(transaction, job_id, generation=generation, modified=self._now())
+                raise_generation(transaction, job_id, self._now())
             return [TableName(row.source, row.schema, row.name) for row in rows]
 
     def alter_job(

@@ -110,8 +110,15 @@ class TableState(StrEnum):
     PENDING = "pending"
     SCANNING = "scanning"
     RUNNING = "running"
+    PAUSED = "paused"
     FAILED = "failed"
     DONE = "done"
+
+    @property
+    def stands(self) -> bool:
+        """Nothing of the table is delivered until a statement asks for it, and the feed delivers
+        its other tables."""
+        return self in (TableState.PAUSED, TableState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +240,8 @@ class TableProgress:
         original: the name that the table had when it came to the feed, once it was renamed.
         repair: the scan that is owed is about these rows only; None: about all.
         proof: how much of it was compared with the target.
+        paused: when ``PAUSE CHANGEFEED f TABLE`` paused it, as ns; 0: it is not paused.
+        paused_by: the user who paused it.
         unread: what the scan that is owed has not delivered yet, if it can go on after a restart
             and every change of the table since ``unread.since`` was delivered, up to ``done_upto``;
             None: it begins again.
@@ -268,6 +277,8 @@ class TableProgress:
     original: TableName | None = None
     repair: RowRepair | None = None
     proof: TableProof = TableProof()
+    paused: int = 0
+    paused_by: str = ""
     unread: UnreadParts | None = None
 
     @property

@@ -113,7 +113,9 @@ class Progress(CatalogPart):
         """The tables of a job by name.
 
         ``done_upto`` of a running table is at least the job's high-water: a feed of a
-        thousand quiet tables moves forward by one row, not by a thousand.
+        thousand quiet tables moves forward by one row, not by a thousand. A table that is to be
+        paused is ``paused``, whether or not the feed's runner knows it already, and one that is to
+        continue is ``pending``.
         """
         return self.tables_of_jobs([job_id])[job_id]
 
@@ -129,23 +131,26 @@ class Progress(CatalogPart):
                 .order_by(_table.c.job_id, _table.c.source, _table.c.schema, _table.c.name)
             )
             for row in rows:
-                table = _raised(_progress(row), high_water.get(row.job_id))
+                table = _as_asked(_raised(_progress(row), high_water.get(row.job_id)))
                 found[row.job_id].append(table)
         return found
 
     def troubled_tables(self) -> dict[int, list[TableProgress]]:
-        """The tables that have failed or differ from their targets, by job; jobs without one are
-        left out."""
+        """The tables that have failed, are paused or differ from their targets, by job; jobs
+        without one are left out."""
+        found_at = _table.c.state == TableState.FAILED, _table.c.paused != 0
         with self._database.read() as transaction:
             rows = transaction.execute(
-                select(_table)
-                .where(or_(_table.c.state == TableState.FAILED, _table.c.proof != TableProof()))
+                select(_table, _job.c.high_water)
+                .join(_job, _job.c.id == _table.c.job_id)
+                .where(or_(*found_at, _table.c.proof != TableProof()))
                 .order_by(_table.c.job_id, _table.c.source, _table.c.schema, _table.c.name)
             )
             found: dict[int, list[TableProgress]] = {}
-            for job_id, table in ((row.job_id, _progress(row)) for row in rows):
-                if table.state is TableState.FAILED or table.differing:
-                    found.setdefault(job_id, []).append(table)
+            for row in rows:
+                table = _as_asked(_raised(_progress(row), row.high_water))
+                if table.state.stands or table.differing:
+                    found.setdefault(row.job_id, []).append(table)
             return found
 
     def watched(self, source: str) -> dict[TableName, list[str]]:
@@ -285,7 +290,7 @@ class Progress(CatalogPart):
         """
         with self._database.write() as transaction:
             insert_tables(transaction, job_id, added, self._now())
-            _raise_generation(transaction, job_id, self._now())
+            raise_generation(transaction, job_id, self._now())
 
     def fail_idle_tables(
         self, name: TableName, table_id: int, error: ChangefeedError, gap: int = 0
@@ -370,7 +375,7 @@ class Progress(CatalogPart):
                 return None
             if not set_name(transaction, job_id, old, new):
                 return None
-            _raise_generation(transaction, job_id, now)
+            raise_generation(transaction, job_id, now)
             transaction.execute(
                 update(_job).where(_job.c.id == job_id).values(targets=targets, statement=statement)
             )
@@ -405,7 +410,7 @@ class Progress(CatalogPart):
         with self._database.write() as transaction:
             for name in names:
                 delete_table(transaction, job_id, name)
-            _raise_generation(transaction, job_id, self._now())
+            raise_generation(transaction, job_id, self._now())
 
 
 def note_name(transaction: Transaction, table: TableName, table_id: int) -> None:
@@ -630,7 +635,17 @@ def _raised(table: TableProgress, high_water: Timestamp | None) -> TableProgress
     return replace(table, done_upto=high_water)
 
 
-def _raise_generation(transaction: Transaction, job_id: int, now: int) -> None:
+def _as_asked(table: TableProgress) -> TableProgress:
+    """A table in the state that statements want, once its place is known."""
+    if table.paused and table.state is not TableState.FAILED:
+        return replace(table, state=TableState.PAUSED)
+    if not table.paused and table.state is TableState.PAUSED:
+        return replace(table, state=TableState.PENDING)
+    return table
+
+
+def raise_generation(transaction: Transaction, job_id: int, now: int) -> None:
+    """Let the job's runner read it again."""
     transaction.execute(
         update(_job)
         .where(_job.c.id == job_id)

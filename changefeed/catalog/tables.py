@@ -346,6 +346,9 @@ job_table = Table(
     # The transaction that it failed at, and the last one that it skipped.
     _typed("refused", _STAMP, null=True),
     _typed("skipped", _STAMP, null=True),
+    # When it was paused by itself, and by whom; 0: it is not.
+    _count("paused"),
+    Column("paused_by", Text, nullable=False, server_default=""),
     # What an unfinished scan has not delivered; empty: it is not known, and the scan begins again.
     Column("unread", _UNREAD, nullable=False, server_default=""),
 )

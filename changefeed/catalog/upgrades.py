@@ -58,9 +58,9 @@ class Step:
 
 def _to_19(operations: Operations) -> None:
     """How late the rows of a feed were, what nodes say of their room, and of the sources that they
-    capture, what proves a token to PostgreSQL's protocol, rows that were refused and transactions
-    that were skipped, and schedules. ``meta`` keeps the oldest format whose programs may use the
-    state.
+    capture, what proves a token to PostgreSQL's protocol, rows that were refused, transactions
+    that were skipped, schedules and tables that were paused. ``meta`` keeps the oldest format whose
+    programs may use the state.
 
     Programs of 0.2.0 look at the format only when they open the state. A node that stood still
     during the upgrade finds no leases under the names that it knows, so it does nothing."""
@@ -76,6 +76,10 @@ def _to_19(operations: Operations) -> None:
     )
     operations.add_column("job_table", Column("refused", Text))
     operations.add_column("job_table", Column("skipped", Text))
+    paused = Column("paused", BigInteger, nullable=False, server_default="0")
+    operations.add_column("job_table", paused)
+    by = Column("paused_by", Text, nullable=False, server_default="")
+    operations.add_column("job_table", by)
     operations.add_column("api_user", Column("scram", Text))
     number = BigInteger().with_variant(Integer, "sqlite")
     texts = ("source", "schema", "name", "identity", "position", "op", "code", "message", "digest")

@@ -105,7 +105,8 @@ class Feed:
         self.superseded: frozenset[TableName] = frozenset()
         self._living = catalog.living()
         self._source_id = catalog.source_state(job.source).identity
-        self._changed: set[TableName] = set()
+        # Until this is saved, the state may lift a table that is paused with the high-water mark.
+        self._changed = {t.table for t in self.in_state(TableState.PAUSED)}
         promised = self.options[SLO]
         #: How late the rows were; :meth:`save` makes it durable.
         self.delays = job.delays.judged(promised.within if promised else 0.0)
@@ -266,11 +267,9 @@ class Feed:
         return Target(known.known_as, known.topic)
 
     def targets(self) -> tuple[Target, ...]:
-        """All tables that have not failed."""
+        """All tables that have not failed and are not paused."""
         return tuple(
-            Target(t.known_as, t.topic)
-            for t in self.tables.values()
-            if t.state is not TableState.FAILED
+            Target(t.known_as, t.topic) for t in self.tables.values() if not t.state.stands
         )
 
     def sink_context(
@@ -304,8 +303,8 @@ class Feed:
         """The tables whose changes are numbered in their transactions, each with the timestamp of
         the scan that contains earlier changes; None if changes are not numbered.
 
-        Failed tables are counted, too, because they may continue later, and the numbers in other
-        tables must not depend on it. A table without delivered rows begins with a scan.
+        Failed and paused tables are counted, too, because they may continue later, and the numbers
+        in other tables must not depend on it. A table without delivered rows begins with a scan.
         """
         if self.boundaries is None:
             return None
@@ -470,7 +469,7 @@ class Feed:
             if scans and owed and scanned is not None and scanned >= (table.scan_at or scanned):
                 table = self.update(
                     name,
-                    state=TableState.RUNNING,
+                    state=table.state if table.state.stands else TableState.RUNNING,
                     scan_wanted=False,
                     rescanned=table.rescan,
                     repair=None,
@@ -495,7 +494,7 @@ class Feed:
             self.delays = replace(self.delays, waits=(since, until))
 
     def high_water(self) -> Timestamp | None:
-        """Everything at or below is durable for every table that has not failed.
+        """Everything at or below is durable for every table that has not failed and is not paused.
 
         A table that needs a backfill counts as it was before the schema change (``scan_at``
         until the backfill is done), however far its changes were delivered. A table with an
@@ -504,27 +503,25 @@ class Feed:
         """
         if self.in_state(TableState.SCANNING):
             return None
-        live = [_complete(t) for t in self.tables.values() if t.state is not TableState.FAILED]
+        live = [_complete(t) for t in self.tables.values() if not t.state.stands]
         return _least(live)
 
     def resolved(self, *, by_topic: bool) -> Timestamp | None:
         """No change at or below it will be sent after consumers get it.
 
-        A failed table may later continue from where it stopped, so it holds back every resolved
-        timestamp that covers it: one for the whole feed, or for a topic that it shares with a
-        running table. A table that was refused before it joined holds back nothing, because its
-        later scan is above. ``by_topic``: resolved timestamps cover only the topics of the other
-        tables.
+        A table that failed or is paused may later continue from where it stopped, so it holds back
+        every resolved timestamp that covers it: one for the whole feed, or for a topic that it
+        shares with a running table. A table that was refused before it joined holds back nothing,
+        because its later scan is above. ``by_topic``: resolved timestamps cover only the topics of
+        the other tables.
         """
-        topics = {t.topic for t in self.tables.values() if t.state is not TableState.FAILED}
-        failed = [
+        topics = {t.topic for t in self.tables.values() if not t.state.stands}
+        standing = [
             _complete(t)
             for t in self.tables.values()
-            if t.state is TableState.FAILED
-            and not t.never_began
-            and (not by_topic or t.topic in topics)
+            if t.state.stands and not t.never_began and (not by_topic or t.topic in topics)
         ]
-        return _least([self.high_water(), *failed])
+        return _least([self.high_water(), *standing])
 
     def save(self) -> Timestamp | None:
         """Make progress durable; returns the high-water mark that it wrote.

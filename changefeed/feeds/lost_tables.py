@@ -131,8 +131,12 @@ class TableDeparture:
                 self._back[table.table] = lost
 
     def _settled(self, table: TableProgress, lost: LostTable) -> bool:
+        if table.state is TableState.PAUSED:
+            return False  # what it had is delivered when it is resumed
         if table.state is TableState.FAILED:
             return table.joined  # one that is named waits for RESUME
+        if table.state is TableState.PENDING and table.done_upto and not table.scan_wanted:
+            return False  # it is about to continue from its place
         if table.state is not TableState.RUNNING or table.done_upto is None or table.scan_wanted:
             return True  # its scan would find no table, or another one
         end = self._source_runtime.tables.end_of(lost)

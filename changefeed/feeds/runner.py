@@ -490,6 +490,8 @@ class FeedRunner:
             reason = "end_time reached"
         else:
             return
+        if self._feed.in_state(TableState.PAUSED):
+            return  # they are delivered when they are resumed
         if (error := self._failed_tables()) is not None:
             if self._ended(error):
                 raise StopFeed

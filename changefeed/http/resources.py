@@ -111,10 +111,28 @@ def _of_letters(kind: type[nodes.RetryDeadLetters | nodes.DiscardDeadLetters]) -
     return lambda given: kind(_feed(given), tuple(given.get("letters") or ()))
 
 
-def _rescan(given: Mapping[str, Any]) -> nodes.Statement:
+def _tables(given: Mapping[str, Any]) -> tuple[nodes.QualifiedName, ...]:
     named = given.get("tables") or ()
-    tables = tuple(nodes.QualifiedName(parts(name) or (name,)) for name in named)
-    return nodes.AlterChangefeed(_feed(given), (nodes.AlterRescan(tables),))
+    return tuple(nodes.QualifiedName(parts(name) or (name,)) for name in named)
+
+
+def _rescan(given: Mapping[str, Any]) -> nodes.Statement:
+    return nodes.AlterChangefeed(_feed(given), (nodes.AlterRescan(_tables(given)),))
+
+
+def _whole_or_tables(
+    whole: type[nodes.PauseChangefeed | nodes.ResumeChangefeed],
+    some: type[nodes.PauseTables | nodes.ResumeTables],
+) -> Maker:
+    def make(given: Mapping[str, Any]) -> nodes.Statement:
+        if "tables" not in given:
+            return whole((_feed(given),))
+        if not (tables := _tables(given)):
+            # A list that a program has worked out: what it means is not the whole feed.
+            raise ChangefeedError(Code.INVALID_OPTION_VALUE, 'field "tables" names no table')
+        return some(_feed(given), tables)
+
+    return make
 
 
 _LIMIT = {"limit": {"type": "integer", "minimum": 1, "maximum": MOST_ROWS}}
@@ -125,6 +143,7 @@ _LETTERS = {
     }
 }
 _TABLES = {"tables": {"type": "array", "items": {"type": "string"}}}
+_SOME_TABLES = {"tables": {**_TABLES["tables"], "minItems": 1}}
 
 #: Every row.
 RESOURCES: tuple[Resource, ...] = (
@@ -192,16 +211,18 @@ RESOURCES: tuple[Resource, ...] = (
     Resource(
         "POST",
         "/v1/feeds/{name}/pause",
-        "Stop a feed, which keeps its position.",
-        lambda given: nodes.PauseChangefeed((_feed(given),)),
+        "Stop a feed, or tables of it; each keeps its position.",
+        _whole_or_tables(nodes.PauseChangefeed, nodes.PauseTables),
         one=True,
+        body=_SOME_TABLES,
     ),
     Resource(
         "POST",
         "/v1/feeds/{name}/resume",
-        "Continue a feed that is paused or has failed.",
-        lambda given: nodes.ResumeChangefeed((_feed(given),)),
+        "Continue a feed, or tables of it, that are paused or have failed.",
+        _whole_or_tables(nodes.ResumeChangefeed, nodes.ResumeTables),
         one=True,
+        body=_SOME_TABLES,
     ),
     Resource(
         "POST",

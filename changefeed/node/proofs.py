@@ -298,6 +298,8 @@ class ProofThread(threading.Thread):
         found = self._present(job, table)
         if found.state is TableState.FAILED:
             raise ChangefeedError(Code.WRONG_JOB_STATE, f"the table has failed: {found.error}")
+        if found.state is TableState.PAUSED:
+            raise ChangefeedError(Code.WRONG_JOB_STATE, "the table is paused")
         done = found.done_upto
         reached = done is not None and done >= upto and not found.scan_wanted
         return reached and found.state is TableState.RUNNING

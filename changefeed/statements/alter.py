@@ -10,6 +10,7 @@ from changefeed.plan.alter import AlterPlan, plan_alter
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.create import FEED_COLUMNS, is_captured, source_waits
 from changefeed.statements.notices import no_node, not_taken_yet, source_warnings, topic_notices
+from changefeed.statements.tables import scans_of_paused
 from grammar import nodes
 
 ALTERED_COLUMNS = ("job_id", "job_description")
@@ -47,6 +48,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     if plan.rescan:
         # A feed that failed goes on with its RESCAN.
         rescans += go_on(job, context)
+        rescans += scans_of_paused(job, plan.rescan, context)
     elif job.status is Status.FAILED:
         rescans.append(
             f'changefeed "{job.name}" has failed: RESUME CHANGEFEED {job.name} continues it'

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from changefeed.catalog import Job, Status, TableProgress, TableState
 from changefeed.core.schema import TableName
 from changefeed.sources.base import TableInfo
-from changefeed.statements.health import DEGRADED, TROUBLE, Health, refused_rows, waits_of
+from changefeed.statements.health import (
+    DEGRADED,
+    TROUBLE,
+    Health,
+    paused_text,
+    refused_rows,
+    waits_of,
+)
 from changefeed.statements.times import ago, readable
 from changefeed.statements.values import Cell, Estimate, Names, Rate, ShownText, Size
 from grammar.printer import name as name_sql
@@ -108,7 +115,11 @@ def why(look: FeedSnapshot, now: int) -> str | None:
     """The reason of whatever is not plain running, and the next step where one is known."""
     job, shown = look.job, look.health
     if shown.status == Status.RUNNING:
-        said = (waits_of(job) or shown.gathers, refused_rows(job, shown.letters))
+        said = (
+            waits_of(job) or shown.gathers,
+            paused_text(look.tables),
+            refused_rows(job, shown.letters),
+        )
         return "; ".join(filter(None, said)) or None
     reason = readable(shown.reason, now).words
     if shown.status in TROUBLE and job.hint and shown.status == str(job.status):
@@ -265,7 +276,7 @@ def checks(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Brief:
 
 def _joined(problem: Cell, hint: Cell) -> str | None:
     if not problem:
-        return None
+        return _words(hint) if hint else None
     return f"{_words(problem)}  HINT: {hint}" if hint else _words(problem)
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from changefeed.catalog import DesiredStatus, Job, Status
+from changefeed.catalog import DesiredStatus, Job, Status, TableState
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import to_span
 from changefeed.plan import cdc
+from changefeed.statements.brief import written_name
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.notices import no_node, not_taken_yet
 from changefeed.statements.release import leave_source
+from changefeed.statements.tables import paused_tables, resume_sql
 from changefeed.statements.values import Cell
 from grammar import nodes
 
@@ -65,6 +67,10 @@ def resume(statement: nodes.ResumeChangefeed, context: Context) -> Result:
             raise _not_paused(job, statement.feeds, context)
     for job in jobs:
         _resume_one(job, context)
+        if paused := paused_tables(job, context):
+            names = ", ".join(written_name(table.table) for table in paused)
+            stays = "stays" if len(paused) == 1 else "stay"
+            notices.append(f"{names} {stays} paused: {resume_sql(job, paused)}")
     context.host.wake()
     if context.host.node_running():
         for job in jobs:
@@ -82,7 +88,7 @@ def _can_resume(job: Job, context: Context) -> bool:
         return False
     if not job.status.active or job.wanted is not DesiredStatus.RUNNING:
         return True
-    return any(table.error is not None for table in context.catalog.tables(job.id))
+    return any(table.state is TableState.FAILED for table in context.catalog.tables(job.id))
 
 
 def _taken_up(job: Job, context: Context) -> bool:
@@ -119,11 +125,14 @@ def _after(job: Job) -> str:
 
 
 def _not_paused(job: Job, refs: tuple[nodes.FeedRef, ...], context: Context) -> ChangefeedError:
+    paused = paused_tables(job, context)
     return ChangefeedError(
         Code.WRONG_JOB_STATE,
         # As SHOW CHANGEFEEDS calls it: a feed that no node runs is stopped.
         f'changefeed "{job.name}" is not paused: it is {context.health(job).status}',
-        hint=f"SHOW CHANGEFEED {job.name} says more.",
+        hint=f"{resume_sql(job, paused)} continues what is paused of it."
+        if paused
+        else f"SHOW CHANGEFEED {job.name} says more.",
         span=to_span(_span_of(job, refs)),
     )
 

@@ -16,6 +16,7 @@ from changefeed.statements.brief import written_name
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.notices import not_taken_yet
 from changefeed.statements.rights import Role
+from changefeed.statements.tables import scans_of_paused
 from changefeed.statements.times import instant, moment
 from changefeed.statements.values import Cell
 from grammar import nodes
@@ -94,7 +95,7 @@ def retry(statement: nodes.RetryDeadLetters, context: Context) -> Result:
             letters=[letter.id for letter in letters],
             by=context.session.user,
         )
-        notices += go_on(job, context)
+        notices += go_on(job, context) + scans_of_paused(job, repair, context)
         context.host.wake()
         notices += not_taken_yet(altered, context)
     return Result(

@@ -52,9 +52,10 @@ class Health:
     Attributes:
         status: one of :data:`STATUSES`, or ``dropped``.
         reason: why, in one sentence.
-        lag: how far behind its worst table is, without the time for which the feed lets changes
-            gather on purpose; None before anything was delivered, and once the feed has succeeded.
-        age: the same with that time.
+        lag: how far behind its worst table is, without tables that are paused by themselves and
+            without the time for which the feed lets changes gather on purpose; None before anything
+            was delivered, and once the feed has succeeded.
+        age: the same with those tables and that time.
         gathers: until when changes gather on purpose now; empty if they do not.
         letters: how many dead letters it has.
     """
@@ -84,17 +85,30 @@ def health(
 
     Args:
         job: its row.
-        tables: its tables; those that failed or differ are enough.
+        tables: its tables; those that failed, are paused or differ are enough.
         node: whether a node of this state is alive.
         now: ns since 1970.
         letters: how many dead letters it has.
     """
     failed = [table for table in tables if table.state is TableState.FAILED]
-    age = _lag(job, failed, now)
-    lag, gathers = (age, "") if failed or not node else _but_on_purpose(job, age, now)
-    says = "; ".join(filter(None, (gathers, refused_rows(job, letters))))
+    paused = [table for table in tables if table.state is TableState.PAUSED]
+    age = _lag(job, [*failed, *paused], now)
+    lag, gathers = _lag(job, failed, now), ""
+    if node and not failed:
+        lag, gathers = _but_on_purpose(job, lag, now)
+    says = "; ".join(filter(None, (gathers, paused_text(paused), refused_rows(job, letters))))
     status, reason = _status(job, tables, failed, says, node=node, now=now)
     return Health(status, reason, lag, age, gathers, letters)
+
+
+def paused_text(tables: Sequence[TableProgress]) -> str:
+    """``paused: public.a, public.b``; empty if none of the tables is paused by itself."""
+    names = [
+        f"{table.table.schema}.{table.table.name}"
+        for table in tables
+        if table.state is TableState.PAUSED
+    ]
+    return f"paused: {', '.join(names)}" if names else ""
 
 
 def refused_rows(job: Job, letters: int) -> str:
@@ -171,11 +185,11 @@ def _but_on_purpose(job: Job, age: Seconds | None, now: int) -> tuple[Seconds | 
     return lag, f"gathers changes until {Timestamp(until).time_of_day()}"
 
 
-def _lag(job: Job, failed: Sequence[TableProgress], now: int) -> Seconds | None:
-    """A failed table is as far as it came, and has come nowhere since it was added."""
+def _lag(job: Job, standing: Sequence[TableProgress], now: int) -> Seconds | None:
+    """A table that stands is as far as it came, and has come nowhere since it was added."""
     if job.status in (Status.SUCCEEDED, Status.DROPPED):
         return None
     places = [] if job.high_water is None else [job.high_water.wall]
-    for table in failed:
+    for table in standing:
         places.append(table.done_upto.wall if table.done_upto else table.added_at or job.created)
     return Seconds(round(max(0.0, (now - min(places)) / 1e9), 3)) if places else None

@@ -35,6 +35,7 @@ from changefeed.statements.health import rows_differ
 from changefeed.statements.listing import error_text, feed_row, looks_at
 from changefeed.statements.notices import no_node_runs
 from changefeed.statements.schedules import find_schedule, schedule_sql
+from changefeed.statements.tables import resume_sql
 from changefeed.statements.times import clock_text, date, instant, moment, readable
 from changefeed.statements.values import Cell, Names, Rate, Seconds, ShownText, Size
 from grammar import nodes
@@ -160,7 +161,7 @@ def _states(tables: Sequence[TableProgress]) -> Names:
 def scan_text(tables: Sequence[TableProgress]) -> str | None:
     """``45 % (2 of 5 tables, 450 of about 1,000 rows)``, or ``2 of 5 tables, 450 rows`` where no
     table has an estimate; None when nothing is scanned now."""
-    scanning = [t for t in tables if t.scan_wanted and t.state is not TableState.FAILED]
+    scanning = [t for t in tables if t.scan_wanted and not t.state.stands]
     if not scanning:
         return None
     begun = [t for t in tables if t.scan_wanted or t.scan_at is not None]
@@ -236,7 +237,7 @@ def _tables(job: Job, context: Context) -> Result:
                 Rate(table.emitted_rows),
                 Size(table.emitted_bytes),
                 None if table.error is None else readable(table.error, now),
-                _hint(table, job),
+                _hint_of_table(table, job),
                 instant(table.refused, now) if table.error is not None else None,
             )
         )
@@ -298,6 +299,15 @@ def _repeats_its_table(event: JobEvent, events: Sequence[JobEvent]) -> bool:
         and other.id < event.id
         for other in events
     )
+
+
+def _hint_of_table(table: TableProgress, job: Job) -> Cell:
+    """What to do about a table that stands; of one that is paused, since when and by whom."""
+    if table.state is not TableState.PAUSED:
+        return _hint(table, job)
+    by = f" by {table.paused_by}" if table.paused_by else ""
+    at, continues = date(table.paused), f"{resume_sql(job, [table])} continues it"
+    return ShownText(f"paused{by} at {at}: {continues}", f"paused{by} {at.words}: {continues}")
 
 
 def _hint(table: TableProgress, job: Job) -> str | None:

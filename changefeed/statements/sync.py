@@ -16,8 +16,10 @@ from changefeed.dataset.definition import definition_of, is_definition
 from changefeed.dataset.extracts import last_arrived, name_order, next_extract
 from changefeed.dataset.store import DatasetFolders
 from changefeed.options import to_span
+from changefeed.statements.brief import written_name
 from changefeed.statements.context import Context, DeliveryWait, Result, handles
 from changefeed.statements.notices import no_node_runs
+from changefeed.statements.tables import paused_error, paused_tables
 from changefeed.statements.values import Seconds
 from grammar import nodes
 from sinks.registry import capabilities, scheme_of
@@ -36,9 +38,16 @@ def sync(statement: nodes.Sync, context: Context) -> Result:
     Raises:
         ChangefeedError: CF1304 not in time, naming the lag; CF1301 the feed stands still.
     """
+    return sync_feed(statement, context)
+
+
+def sync_feed(statement: nodes.Sync, context: Context, *, but_paused: bool = False) -> Result:
+    """:func:`sync`; ``but_paused``: tables that are paused by themselves are left out, else they
+    are refused."""
     seconds = _timeout(statement)
     job = context.job(statement.feed)
-    return _sync_one(statement, job, context, context.clock.monotonic(), seconds)
+    begun = context.clock.monotonic()
+    return _sync_one(statement, job, context, begun, seconds, but_paused=but_paused)
 
 
 @handles(nodes.SyncAll)
@@ -56,7 +65,11 @@ def sync_all(statement: nodes.SyncAll, context: Context) -> Result:
     for job in sorted(every, key=lambda job: job.status is not Status.FAILED):
         if job.name not in paused:
             one = nodes.Sync(nodes.FeedRef(job.name, span=statement.span))
-            done = _sync_one(one, job, context, begun, seconds)
+            done = _sync_one(one, job, context, begun, seconds, but_paused=True)
+            left_out = [written_name(table.table) for table in paused_tables(job, context)]
+            if left_out:
+                names = ", ".join(left_out)
+                whole.notices.append(f"paused tables of {job.name} are left out: {names}")
             whole.rows.extend(done.rows)
             whole.notices.extend(done.notices)
     if paused:
@@ -67,11 +80,17 @@ def sync_all(statement: nodes.SyncAll, context: Context) -> Result:
 
 
 def _sync_one(
-    statement: nodes.Sync, job: Job, context: Context, begun: float, seconds: float
+    statement: nodes.Sync,
+    job: Job,
+    context: Context,
+    begun: float,
+    seconds: float,
+    *,
+    but_paused: bool,
 ) -> Result:
     waiting = _SyncWait(statement, context, job, begun, seconds)
     waiting.check(job)
-    _refuse_failed_tables(job, context, statement)
+    _refuse_standing_tables(job, context, statement, but_paused=but_paused)
     _await_extracts(job, context, waiting)
     shapes = _present_shapes(job, context)
 
@@ -93,7 +112,7 @@ def _sync_one(
         durable,
     )
     waiting.until(delivery.reached)
-    _refuse_failed_tables(job, context, statement)
+    _refuse_standing_tables(job, context, statement, but_paused=but_paused)
     spent = Seconds(round(context.clock.monotonic() - waiting.begun, 3))
     return Result(
         columns=SYNC_COLUMNS,
@@ -268,8 +287,11 @@ def _timeout(statement: nodes.Sync | nodes.SyncAll) -> float:
     return seconds
 
 
-def _refuse_failed_tables(job: Job, context: Context, statement: nodes.Sync) -> None:
-    """A feed whose table failed has not delivered everything, however far the others are."""
+def _refuse_standing_tables(
+    job: Job, context: Context, statement: nodes.Sync, *, but_paused: bool
+) -> None:
+    """A feed whose table failed or is paused has not delivered everything, however far the others
+    are."""
     failed = [t for t in context.catalog.tables(job.id) if t.state is TableState.FAILED]
     if failed:
         table = failed[0]
@@ -280,3 +302,6 @@ def _refuse_failed_tables(job: Job, context: Context, statement: nodes.Sync) -> 
             hint=f"SHOW CHANGEFEED {job.name} TABLES lists them; RESUME tries them again.",
             span=to_span(statement.feed.span),
         )
+    paused = paused_tables(job, context)
+    if paused and not but_paused:
+        raise paused_error(job, paused[0], statement.feed)

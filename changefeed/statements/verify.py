@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from changefeed.catalog import Catalog, Job
-from changefeed.catalog.model import TableProgress
+from changefeed.catalog.model import TableProgress, TableState
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
-from changefeed.options import to_span
 from changefeed.statements.brief import written_name
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.health import rows_differ
 from changefeed.statements.inquiry import NodeInquiry, error_members, error_of
-from changefeed.statements.sync import sync
+from changefeed.statements.sync import sync_feed
+from changefeed.statements.tables import named_table, paused_error
 from changefeed.statements.values import Cell
 from grammar import nodes
 from sinks.registry import capabilities, scheme_of
@@ -44,10 +44,10 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
     job = context.job(statement.feed)
     if context.host.spark_elsewhere and _needs_spark(job, context):
         return result_of(NodeInquiry(context.catalog).verify(statement))
-    tables = _tables(statement, job, context)
+    tables, paused = _tables(statement, job, context)
 
     def delivered() -> None:
-        sync(nodes.Sync(statement.feed), context)
+        sync_feed(nodes.Sync(statement.feed), context, but_paused=True)
 
     verifier = TableVerifier(
         context.catalog,
@@ -59,7 +59,7 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
         lambda _: context.require_client(),
     )
     delivered()
-    outcomes, skipped = [], []
+    outcomes, skipped = [], paused
     for table in tables:
         try:
             outcomes.append(verifier.verify(table))
@@ -132,26 +132,21 @@ def _needs_spark(job: Job, context: Context) -> bool:
     return bool(capabilities(scheme).spark_packs)
 
 
-def _tables(statement: nodes.Verify, job: Job, context: Context) -> list[TableProgress]:
+def _tables(
+    statement: nodes.Verify, job: Job, context: Context
+) -> tuple[list[TableProgress], list[ChangefeedError]]:
+    """The tables to compare, and why others are left out: their targets are behind on purpose.
+
+    Raises:
+        ChangefeedError: CF1101; CF1301, the one that is named is paused.
+    """
     tables = context.catalog.tables(job.id)
-    if statement.table is None:
-        return tables
-    parts = statement.table.parts
-    found = [
-        t for t in tables if (t.table.source, t.table.schema, t.table.name)[-len(parts) :] == parts
-    ]
-    if len(found) == 1:
-        return found
-    written = ".".join(parts)
-    names = ", ".join(written_name(t.table) for t in (found or tables))
-    raise ChangefeedError(
-        Code.NAME_UNKNOWN,
-        f'table "{written}" is one of {names}'
-        if found
-        else f'changefeed "{job.name}" has no table "{written}"',
-        hint="" if found else f"its tables are: {names}.",
-        span=to_span(statement.table.span),
-    )
+    if statement.table is not None:
+        tables = [named_table(statement.table, job, tables)]
+    paused = [paused_error(job, t, statement.feed) for t in tables if t.state is TableState.PAUSED]
+    if statement.table is not None and paused:
+        raise paused[0]
+    return [t for t in tables if t.state is not TableState.PAUSED], paused
 
 
 def _said(outcome: TableOutcome) -> Iterator[str]:

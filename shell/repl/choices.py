@@ -80,6 +80,10 @@ _WORTH = {
 }
 
 
+#: Verbs of statements that name tables of a feed.
+_OF_FEED = (*_WORTH, "VERIFY")
+
+
 def _fitting(fits: Suggestions, known: NameCache) -> list[FeedFacts]:
     left = [feed for feed in known.feeds() if feed.name not in fits.feeds]
     worth = _WORTH.get(fits.verb)
@@ -98,7 +102,7 @@ def _job_ids(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
 
 
 def _feed(fits: Suggestions, known: NameCache) -> FeedFacts | None:
-    if not fits.action:
+    if not fits.action and fits.verb not in _OF_FEED:
         return None
     return next((feed for feed in known.feeds() if feed.name == fits.feed), None)
 
@@ -112,7 +116,7 @@ def _table(schema: str, name: str) -> Candidate:
 
 def _tables(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     """Tables of the source, schemas, and connections: the parts of a dotted name."""
-    feed = _feed(fits, known) if fits.action == "DROP" else None
+    feed = _feed(fits, known) if fits.action == "DROP" or fits.verb in _OF_FEED else None
     if feed is not None:
         watched = [t for t in feed.tables if not fits.path or t[0] == fits.path[-1]]
         whole = [Candidate(name, schema) for schema, name in watched]

@@ -507,6 +507,74 @@ def test_the_claim_of_tables_that_failed_is_ended_without_their_feed(catalog: Ca
     assert catalog.oldest_needed("shop") == Timestamp(20)
 
 
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_paused_table_keeps_its_place_and_the_log(catalog: Catalog, taken: bool) -> None:
+    """``taken``: the feed's runner knows of it. One that does not saves what it did meanwhile."""
+    job = catalog.create_job(spec("f", ORDERS, ITEMS))
+    lease = catalog.acquire_lease(job.id, "n", 10)
+    assert lease
+    known = {
+        name: replace(
+            TableProgress(name, name.name),
+            state=TableState.RUNNING,
+            scan_wanted=False,
+            done_upto=Timestamp(20),
+        )
+        for name in (ORDERS, ITEMS)
+    }
+    catalog.save_progress(job.id, known, lease=lease, high_water=Timestamp(20))
+    catalog.save_progress(job.id, {}, lease=lease, high_water=Timestamp(40))
+    catalog.transition(job.id, Status.RUNNING, reason="running")
+    catalog.pause_tables(job.id, [ITEMS], by="ann")
+    assert catalog.job("f").generation == job.generation + 1
+    found = {t.table: t for t in catalog.tables(job.id)}
+    assert {name: t.state for name, t in found.items()} == {
+        ORDERS: TableState.RUNNING,
+        ITEMS: TableState.PAUSED,
+    }
+    assert (found[ITEMS].done_upto, found[ITEMS].paused_by) == (Timestamp(40), "ann")
+    if not taken:
+        late = replace(known[ITEMS], emitted_rows=7, done_upto=Timestamp(45))
+        catalog.save_progress(job.id, {ITEMS: late}, lease=lease, high_water=Timestamp(45))
+        found = {t.table: t for t in catalog.tables(job.id)}
+    place = found[ITEMS].done_upto
+    assert (found[ITEMS].state, place) == (TableState.PAUSED, Timestamp(40 + 5 * (not taken)))
+    paused = {ITEMS: found[ITEMS]}
+    catalog.save_progress(job.id, paused, lease=lease, high_water=Timestamp(60))
+    assert catalog.oldest_needed("shop") == place
+    assert catalog.claims("shop") == [
+        LogClaim(job.id, False, Timestamp(60)),
+        LogClaim(job.id, True, place or Timestamp.ZERO),
+    ]
+    [troubled] = catalog.troubled_tables()[job.id]
+    assert (troubled.state, troubled.done_upto) == (TableState.PAUSED, place)
+    assert catalog.retry_tables(job.id) == [], "it has not failed"
+    catalog.resume_tables(job.id, [ITEMS], by="bob")
+    # A runner that does not know of it yet.
+    catalog.save_progress(job.id, paused, lease=lease)
+    [back] = [t for t in catalog.tables(job.id) if t.table == ITEMS]
+    assert (back.state, back.done_upto, back.paused_by) == (TableState.PENDING, place, "")
+    said = [(event.table, event.text) for event in catalog.events(job.id, limit=5)]
+    assert {(str(ITEMS), "paused (by ann)"), (str(ITEMS), "resumed (by bob)")} < set(said)
+
+
+def test_the_claim_of_a_paused_table_is_ended_and_the_table_fails(catalog: Catalog) -> None:
+    job = catalog.create_job(spec("f", ORDERS, ITEMS))
+    lease = catalog.acquire_lease(job.id, "n", 10)
+    assert lease
+    orders = TableProgress(ORDERS, "orders", state=TableState.RUNNING, done_upto=Timestamp(60))
+    items = TableProgress(ITEMS, "items", state=TableState.PAUSED, done_upto=Timestamp(20))
+    catalog.save_progress(job.id, {ORDERS: orders, ITEMS: items}, lease=lease)
+    catalog.pause_tables(job.id, [ITEMS])
+    catalog.transition(job.id, Status.RUNNING, reason="running")
+    works, paused = sorted(catalog.claims("shop"))
+    assert paused == LogClaim(job.id, True, Timestamp(20))
+    assert catalog.end_claim(paused, "too much on disk")
+    assert catalog.claims("shop") == [works]
+    [table] = [t for t in catalog.tables(job.id) if t.table == ITEMS]
+    assert (table.state, table.error_code, table.paused) == (TableState.FAILED, "CF3006", 0)
+
+
 # -- jobs ---------------------------------------------------------------------------------
 
 

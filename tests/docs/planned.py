@@ -40,7 +40,7 @@ _CONNECTIONS = {
     "shop": "postgresql://app:pw@db:5432/shop",
     "crm": "postgresql://app:pw@db:5432/crm",
 }
-#: Statements that would wait for a node or for Spark: they are only parsed.
+#: Statements that would wait for a node or for Spark, or need a feed in trouble: only parsed.
 _PARSED = (
     nodes.Sync,
     nodes.Verify,
@@ -49,6 +49,7 @@ _PARSED = (
     nodes.RetryDeadLetters,
     nodes.DiscardDeadLetters,
     nodes.SkipTransaction,
+    nodes.ResumeTables,
 )
 _USED = re.compile(r"(?:ALTER|PAUSE|RESUME|DROP|SHOW|SHOW CREATE) CHANGEFEED (?!IF|JOB)(\w+)")
 

@@ -366,7 +366,10 @@ class FakeNode:
         """Everything up to ``upto`` ns is durable in the sink."""
         found = self.catalog.job(job)
         done = {
-            t.table: replace(
+            # As a runner does, which knows of the pause.
+            t.table: t
+            if t.state is TableState.PAUSED
+            else replace(
                 t,
                 state=TableState.RUNNING,
                 scan_wanted=False,

@@ -168,6 +168,9 @@ def test_a_feed_is_steered(bench: Bench) -> None:
     assert wanted["items"]
     status, body = bench.json("/v1/feeds/f/rescan", {"tables": ["nothing"]})
     assert (status, body["code"]) == (404, "CF1101")
+    for action, paused in (("pause", ["public.items"]), ("resume", [])):
+        status, body = bench.json(f"/v1/feeds/f/{action}", {"tables": ["public.items"]})
+        assert (status, body["status"], body["paused_tables"]) == (200, "running", paused)
 
 
 def test_a_table_with_a_dot_in_its_name_is_read_again(bench: Bench) -> None:

@@ -60,7 +60,7 @@ class Bench:
     def __init__(self, tmp_path: Path, budget: int | None = None) -> None:
         self.jobs: dict[int, Any] = {}
         self.left: dict[int, int] = {}
-        self.failed_tables: set[int] = set()
+        self.standing_tables: set[int] = set()
         self.changes = 0
         self.broken = ""
         self.clock, self.layout = ManualClock(), StateLayout(tmp_path)
@@ -119,7 +119,7 @@ class Bench:
             raise ChangefeedError(self.broken, "the state does not answer")
         gone = {number for number, _ in self.ended}
         return [
-            LogClaim(number, number in self.failed_tables, Timestamp(number))
+            LogClaim(number, number in self.standing_tables, Timestamp(number))
             for number in self.left
             if number not in gone
         ]
@@ -194,11 +194,13 @@ def test_rows_that_are_staged_count_until_they_are_committed(bench: Bench) -> No
 
 def test_tables_that_failed_are_ended_and_not_their_feed(bench: Bench) -> None:
     feed = bench.feed(9 * MIB, max_disk="8MiB")
-    bench.failed_tables.add(feed)
+    bench.standing_tables.add(feed)
     assert not bench.held_up()
     assert bench.told == [()]
     [(number, why)] = bench.ended
-    assert number == feed and why.startswith("the failed tables of feed f1 have 9.4 MB on disk")
+    assert number == feed and why.startswith(
+        "the failed and paused tables of feed f1 have 9.4 MB on disk"
+    )
 
 
 def test_a_feed_that_is_to_wait_holds_reading_up_until_half_of_its_limit_is_free(

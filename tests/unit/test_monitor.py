@@ -45,6 +45,22 @@ def test_what_a_feed_proved_is_a_figure_and_a_word(bench: Bench) -> None:
     assert bench.figures()["changefeed_differing_rows", "f"] == 0, "it is being mended"
 
 
+def test_a_paused_table_counts_for_retention_and_not_as_lag(bench: Bench) -> None:
+    world = bench.world
+    world.run("CREATE CHANGEFEED f FOR orders, items INTO 'kafka://u:hunter2@k:9092'")
+    world.node.deliver("f", NOW - 90 * 10**9, rows=50)
+    world.run("PAUSE CHANGEFEED f TABLE items")
+    world.node.deliver("f", NOW - 10**9)
+    found = bench.figures()
+    assert found["changefeed_paused_tables", "f"] == 1
+    assert (found["changefeed_failed_tables", "f"], found["changefeed_troubled", "f"]) == (0, 0)
+    assert found["changefeed_lag_seconds", "f"] == 1
+    assert found["changefeed_max_behind_seconds", "f"] == 90
+    assert found["changefeed_retention_used_ratio", "f"] == 90 / (25 * 3600)
+    world.run("RESUME CHANGEFEED f TABLE items")
+    assert bench.figures()["changefeed_paused_tables", "f"] == 0
+
+
 def test_the_figures_of_a_feed(bench: Bench) -> None:
     world = bench.world
     world.run("CREATE CHANGEFEED f FOR orders, items INTO 'kafka://u:hunter2@k:9092'")

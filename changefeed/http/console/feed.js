@@ -20,6 +20,10 @@ function tablesOf(name, rights) {
     { name: "actions", title: "", show: (row) => [
       row.state === "failed" && actionButton("Retry", `RESUME CHANGEFEED ${quoted(name)}`,
         rights("POST /v1/feeds/{name}/retry")),
+      row.state === "paused" && actionButton("Resume",
+        `RESUME CHANGEFEED ${quoted(name)} TABLE ${row.table}`, rights("POST /v1/feeds/{name}/resume")),
+      !["paused", "failed", "done"].includes(row.state) && actionButton("Pause",
+        `PAUSE CHANGEFEED ${quoted(name)} TABLE ${row.table}`, rights("POST /v1/feeds/{name}/pause")),
       actionButton("Rescan", `ALTER CHANGEFEED ${quoted(name)} RESCAN ${row.table}`,
         rights("POST /v1/feeds/{name}/rescan"))] },
   ], { key: (row) => row.table, empty: "no tables" });
