@@ -25,6 +25,7 @@ from changefeed.statements.inquiry import NodeInquiry
 
 if TYPE_CHECKING:
     from changefeed.alerts.openlineage import LineageWatch
+    from changefeed.alerts.otlp import OtlpWatch
     from changefeed.alerts.watch import AlertWatch
     from changefeed.capture.standby import Standby
     from changefeed.core.node_lock import NodeLock
@@ -286,6 +287,20 @@ class Application:
 
         place, clock = lineage_place(uri), self.interpreter.clock
         return LineageWatch(place, self.catalog, self._leads, clock)
+
+    def otlp(self, uri: str) -> OtlpWatch:
+        """The thread that sends metrics and spans to the collector at ``uri``, to be entered. Of
+        the nodes of a state the one that has run for longest sends the metrics.
+
+        Raises:
+            ChangefeedError: as :func:`changefeed.alerts.otlp.collector_url`.
+        """
+        from changefeed.alerts.otlp import OtlpWatch, collector_url
+        from changefeed.monitor import StateCollector
+
+        url, metrics = collector_url(uri), StateCollector(self.interpreter).collect
+        node = "" if self._node is None else self._node.id
+        return OtlpWatch(url, metrics, self._leads, node, self.interpreter.clock)
 
     def _leads(self) -> bool:
         alive = self.catalog.live_nodes()

@@ -456,6 +456,13 @@ def _address(
     "webhook-https://HOST/api/v1/lineage.",
 )
 @click.option(
+    "--otlp",
+    metavar="URL",
+    envvar="CHANGEFEED_OTLP",
+    help="Send metrics and traces to OpenTelemetry's collector there, by OTLP over HTTP: "
+    "http://HOST:4318. Needs changefeed[otlp].",
+)
+@click.option(
     "--log-format",
     type=click.Choice([form.value for form in LogFormat]),
     default=LogFormat.TEXT.value,
@@ -484,6 +491,7 @@ def start(
     http_login: bool,
     alerts: tuple[str, ...],
     openlineage: str | None,
+    otlp: str | None,
     log_format: str,
 ) -> None:
     """Run the feeds as a service, until SIGTERM or SIGINT. Logs to standard error."""
@@ -512,6 +520,7 @@ def start(
             max_feeds=max_feeds,
             alerts=alerts,
             openlineage=openlineage,
+            otlp=otlp,
         )
     )
 

@@ -42,13 +42,14 @@ def serve(
     max_feeds: int | None = None,
     alerts: Sequence[str] = (),
     openlineage: str | None = None,
+    otlp: str | None = None,
 ) -> Exit:
     """Run the feeds of a state; returns after a clean stop.
 
     ``http`` is where the status page, metrics and health are served, ``pg`` where PostgreSQL's
     protocol is; ``log_format`` is that of the lines on standard error and in node.log; ``alerts``
-    are the URIs that alerts go to, ``openlineage`` that of OpenLineage's events; the others are
-    those of :class:`~changefeed.app.Application`.
+    are the URIs that alerts go to, ``openlineage`` that of OpenLineage's events, ``otlp`` that of
+    OpenTelemetry's collector; the others are those of :class:`~changefeed.app.Application`.
 
     Raises:
         ChangefeedError: CF6003 another node runs this state; CF6001, CF6002; CF6005 the node
@@ -87,6 +88,8 @@ def serve(
             stack.enter_context(application.alerts(alerts))
         if openlineage is not None:
             stack.enter_context(application.lineage(openlineage))
+        if otlp is not None:
+            stack.enter_context(application.otlp(otlp))
         serve_until_stopped(application, stopping)
         logger.info("stopping: feeds keep their position and continue at the next start")
     return Exit.OK

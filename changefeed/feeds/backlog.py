@@ -27,6 +27,7 @@ from changefeed.core.errors import ChangefeedError, Scope
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.proofs import FileProof
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.spans import Attributes, span
 from changefeed.core.table_errors import about_table
 from changefeed.core.telemetry import log
 from changefeed.feeds.chunks import Chunk, ControlItem, items, slice_bytes
@@ -215,7 +216,9 @@ class Backlog:
             # After the control event there may be a range that is large enough for a job.
             return BacklogResult(node_upto=found.control_at)
         try:
-            return self._run(feed, dict(bounds), found, lanes, choice, interrupted)
+            about: Attributes = {"feed": feed.job.name, "rows": found.rows, "lanes": lanes}
+            with span("changefeed.backlog", about):
+                return self._run(feed, dict(bounds), found, lanes, choice, interrupted)
         except ChangefeedError as error:
             if error.scope is not Scope.TABLE:
                 raise

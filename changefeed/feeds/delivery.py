@@ -23,6 +23,7 @@ from changefeed.core.halves import by_halves, row_error
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.core.sizes import Sizes
+from changefeed.core.spans import span
 from changefeed.core.table_errors import TableError, about_table, renamed
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.transactions import (
@@ -169,7 +170,10 @@ class Delivery:
         try:
             while more:
                 try:
-                    rows, more = self._deliver(feed, bounds, upto, calls, scanned=scanned)
+                    about = {"feed": feed.job.name}
+                    with span("changefeed.delivery", about, lazily=True) as traced:
+                        rows, more = self._deliver(feed, bounds, upto, calls, scanned=scanned)
+                        traced.note(rows=rows)
                     total += rows
                     self._careful = frozenset()
                 except TableError as failed:

@@ -22,6 +22,7 @@ from changefeed.core.faults import Point, fault_point
 from changefeed.core.formats import Format
 from changefeed.core.schema import TableName
 from changefeed.core.shapes import Envelope
+from changefeed.core.spans import Attributes, span
 from changefeed.core.state import StateLayout
 from changefeed.core.table_errors import TableError
 from changefeed.core.telemetry import log
@@ -257,7 +258,12 @@ class SinkSession:
         """
         fault_point(Point.RUNNER_BEFORE_WRITE)
         sink = self.open()
-        with self._calling("writing to the sink", sink):
+        about: Attributes = {
+            "feed": self._feed.job.name,
+            "table": str(batch.schema.table),
+            "rows": batch.rows.num_rows,
+        }
+        with self._calling("writing to the sink", sink), span("changefeed.write", about):
             return sink.write(batch)
 
     def commit(
@@ -278,8 +284,17 @@ class SinkSession:
         if not receipts:
             return
         sink = self.open()
+        merges = sink.capabilities.takes_rows
+        about: Attributes = {
+            "feed": self._feed.job.name,
+            "table": ", ".join(sorted(map(str, tables))),
+            "rows": sum(receipt.rows for receipt in receipts),
+        }
         try:
-            with self._calling("committing in the sink", sink):
+            with (
+                self._calling("committing in the sink", sink),
+                span("changefeed.merge" if merges else "changefeed.commit", about),
+            ):
                 if self.keeps(sink):
                     by_name = {str(self._feed.target(t).table): at for t, at in progress.items()}
                     delivery = sink.commit_with(epoch, receipts, by_name)

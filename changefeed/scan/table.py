@@ -23,9 +23,11 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -39,6 +41,7 @@ from changefeed.core.halves import by_halves
 from changefeed.core.log_rows import delete_rows, scan_rows
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Deletes
+from changefeed.core.spans import Attributes, Span, current, span
 from changefeed.core.telemetry import log
 from changefeed.core.unread import PartRange, UnreadParts
 from changefeed.core.unread import joined as joined_ranges
@@ -223,16 +226,19 @@ class ScanWork:
             ledger = PartLedger(self.host.form(schema), self.at, ranges, found.before)
             writer.ledger = ledger
             keep(ledger)
+        name = self.host.name
         try:
             if self.host.plan(schema).deletes is Deletes.ONLY:
                 parts = ()
-            if writer.typed:
-                self._typed(parts, writer, small=not choice.spark)
-            elif choice.spark:
-                self._messages_in_workers(parts, writer)
-            else:
-                self._messages_here(parts, writer)
-            writer.end()
+            with span("changefeed.scan", {"feed": name, "table": str(schema.table)}) as traced:
+                if writer.typed:
+                    self._typed(parts, writer, small=not choice.spark)
+                elif choice.spark:
+                    self._messages_in_workers(parts, writer)
+                else:
+                    self._messages_here(parts, writer)
+                writer.end()
+                traced.note(rows=writer.delivered, engine="spark" if choice.spark else "node")
         except BaseException:
             writer.abort()
             raise
@@ -363,7 +369,8 @@ class ScanWork:
         rows: int,
     ) -> None:
         limits = self.host.limits
-        read = read_parts(parts, self.stopping, limits.readers, writer.ended.append)
+        about = {"feed": self.host.name, "table": str(writer.schema.table)}
+        read = read_parts(parts, self.stopping, limits.readers, writer.ended.append, about)
         for batch in joined(self._paced(read, limits.rate), rows, writer.overdue):
             writer.take(scan_rows(writer.schema, batch, self.at), shape)
 
@@ -471,8 +478,9 @@ class ScanWriter:
         #: The whole table is one commit, which says so to the sink.
         self.keeps = host.sinks.keeps(sink)
         self._reading = reading
-        #: Takes rows and bytes so far, also those that Spark's workers wrote.
-        self.progress = progress
+        self._progress = progress
+        #: Rows so far, also those that Spark's workers wrote.
+        self.delivered = 0
         #: Keeps which parts are durable, if the scan can go on after an interruption.
         self.ledger: PartLedger | None = None
         #: Parts whose rows were all written since the last commit.
@@ -489,6 +497,11 @@ class ScanWriter:
             self._round = min(self._round, HELD_ROWS)
         deletes = host.plan(schema).deletes
         self._ends = ends_scan(deletes, host.history, gathers=self.typed and self.seen.keyless)
+
+    def progress(self, rows: int, size: int) -> None:
+        """Take rows and bytes so far, also those that Spark's workers wrote."""
+        self.delivered = rows
+        self._progress(rows, size)
 
     def take(self, rows: pa.Table, shape: Callable[[pa.Table], pa.Table]) -> None:
         """Hand over rows of a scan, in the log's columns, as ``shape`` makes them for the sink.
@@ -557,7 +570,7 @@ class ScanWriter:
             scan=True,
         )
         self._reading.host.sinks.check_lease()
-        with self._reading.barrier.passing():
+        with self._reading.barrier.passing(), self._traced("write", rows.num_rows):
             receipt = self.sink.write(batch)
         self._receipts.append(receipt)
         self._pending += rows.num_rows
@@ -586,9 +599,16 @@ class ScanWriter:
 
     def _commit_pending(self) -> None:
         if self._receipts:
-            with self._reading.barrier.passing():
+            with self._reading.barrier.passing(), self._traced_commit():
                 require_durable(self.sink.commit(self.epoch, self._receipts))
             self._settled()
+
+    def _traced(self, what: str, rows: int) -> AbstractContextManager[Span]:
+        feed, table = self._reading.host.name, str(self.schema.table)
+        return span(f"changefeed.{what}", {"feed": feed, "table": table, "rows": rows})
+
+    def _traced_commit(self) -> AbstractContextManager[Span]:
+        return self._traced("merge" if self.typed else "commit", self._pending)
 
     def end(self, *, whole: bool = True) -> None:
         """Commit the rest of the table, and tell the sink that the scan of it is complete, if it
@@ -596,7 +616,7 @@ class ScanWriter:
         """
         sink, at = self.sink, self._reading.at
         if self.keeps:
-            with self._reading.barrier.passing():
+            with self._reading.barrier.passing(), self._traced_commit():
                 progress = {scan_progress_key(self.target.table): at}
                 require_durable(sink.commit_with(self.epoch, self._receipts, progress))
             self._settled()
@@ -709,11 +729,12 @@ def read_parts(
     stopping: Callable[[], bool],
     readers: int = 4,
     on_end: Callable[[int], None] = lambda number: None,
+    about: Attributes = MappingProxyType({}),
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all parts, ``readers`` read at the same time, in no particular order.
 
     At most a few batches are in memory. ``on_end`` is called with the number of a part when all of
-    its rows were returned.
+    its rows were returned; ``about`` are attributes of its span.
 
     Raises:
         ScanStopped: ``stopping`` said so.
@@ -722,6 +743,7 @@ def read_parts(
     ready: queue.Queue[pa.RecordBatch | BaseException | int | None] = queue.Queue(2 * readers)
     left = iter(enumerate(parts))
     lock, over = threading.Lock(), threading.Event()
+    outer = current()
 
     def put(item: pa.RecordBatch | BaseException | int | None) -> None:
         while not over.is_set():
@@ -738,10 +760,16 @@ def read_parts(
                 if numbered is None:
                     break
                 number, part = numbered
-                for batch in part.read():
-                    put(batch)
-                    if over.is_set():
-                        return
+                rows = 0
+                with span(
+                    "changefeed.scan.part", {**about, "part": number}, inside=outer
+                ) as traced:
+                    for batch in part.read():
+                        put(batch)
+                        rows += batch.num_rows
+                        if over.is_set():
+                            return
+                    traced.note(rows=rows)
                 put(number)
         except BaseException as error:
             put(error)
