@@ -172,8 +172,7 @@ def _histogram(labels: dict[str, str], samples: Sequence[Sample], now: int) -> A
     counts = [below[0][1], *(after - before for (_, before), (_, after) in pairwise(below))]
     seconds = next(sample.value for sample in samples if sample.name.endswith("_sum"))
     bounds = [bound for bound, _ in below[:-1]]
-    # The least and the greatest are not known: NaN leaves them out.
-    unknown = float("nan")
+    unknown: Any = None  # the least and the greatest
     return HistogramDataPoint(
         labels, 0, now, below[-1][1], seconds, counts, bounds, unknown, unknown
     )

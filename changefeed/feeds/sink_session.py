@@ -258,12 +258,10 @@ class SinkSession:
         """
         fault_point(Point.RUNNER_BEFORE_WRITE)
         sink = self.open()
-        about: Attributes = {
-            "feed": self._feed.job.name,
-            "table": str(batch.schema.table),
-            "rows": batch.rows.num_rows,
-        }
-        with self._calling("writing to the sink", sink), span("changefeed.write", about):
+        with (
+            self._calling("writing to the sink", sink),
+            span("changefeed.write", self._traced([batch.schema.table], batch.rows.num_rows)),
+        ):
             return sink.write(batch)
 
     def commit(
@@ -284,16 +282,13 @@ class SinkSession:
         if not receipts:
             return
         sink = self.open()
-        merges = sink.capabilities.takes_rows
-        about: Attributes = {
-            "feed": self._feed.job.name,
-            "table": ", ".join(sorted(map(str, tables))),
-            "rows": sum(receipt.rows for receipt in receipts),
-        }
         try:
             with (
                 self._calling("committing in the sink", sink),
-                span("changefeed.merge" if merges else "changefeed.commit", about),
+                span(
+                    "changefeed.merge" if sink.capabilities.takes_rows else "changefeed.commit",
+                    self._traced(tables, sum(receipt.rows for receipt in receipts)),
+                ),
             ):
                 if self.keeps(sink):
                     by_name = {str(self._feed.target(t).table): at for t, at in progress.items()}
@@ -307,6 +302,10 @@ class SinkSession:
             raise
         require_durable(delivery)
         fault_point(Point.RUNNER_AFTER_COMMIT)
+
+    def _traced(self, tables: Collection[TableName], rows: int) -> Attributes:
+        names = ", ".join(sorted(map(str, tables)))
+        return {"feed": self._feed.job.name, "table": names, "rows": rows}
 
     def _blamed(self, error: ChangefeedError, tables: Collection[TableName]) -> TableName | None:
         boundaries = self._feed.boundaries

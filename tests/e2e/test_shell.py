@@ -23,10 +23,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from changefeed_testing.sinks.readers import read_files
 from tests.helpers.waiting import until
 from tests.services.postgres import Database
+from tests.services.webhook import WebhookServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -328,6 +330,47 @@ def test_a_schedule_exports_a_table_whichever_node_lives(
     (schedule,) = shop.rows("SHOW SCHEDULES")
     assert (schedule["job_status"], schedule["error"]) == ("succeeded", None)
     assert slots(postgres) == []
+
+
+@pytest.mark.extended
+def test_a_node_sends_metrics_and_traces_to_a_collector(
+    shop: Shell, postgres: Database, tmp_path: Path
+) -> None:
+    collector = WebhookServer()
+    lake = tmp_path / "lake"
+    feed = f"CREATE CHANGEFEED f FOR orders INTO '{lake.as_uri()}?flush_interval=1s'"
+
+    def spans() -> set[tuple[str, str, str, int]]:
+        """Name, feed, table and rows of each span."""
+        found = set()
+        for request in list(collector.requests):
+            if request.path != "/v1/traces":
+                continue
+            sent = ExportTraceServiceRequest.FromString(request.body)
+            for one in sent.resource_spans[0].scope_spans[0].spans:
+                said = {a.key: a.value.string_value or a.value.int_value for a in one.attributes}
+                texts = (one.name, str(said.get("feed")), str(said.get("table", "")))
+                found.add((*texts, int(said.get("rows", 0))))
+        return found
+
+    try:
+        with shop.running("start", "--otlp", f"http://127.0.0.1:{collector.port}") as node:
+            assert shop.run("-c", feed, "-c", "SYNC CHANGEFEED f").returncode == 0
+            postgres.execute("insert into orders values (3, 'c'), (4, 'd'), (5, 'e')")
+            assert shop.run("-c", "SYNC CHANGEFEED f").returncode == 0
+            paths = ("/v1/metrics", "/v1/traces")
+            until(lambda: {r.path for r in collector.requests} == set(paths), "both", PATIENCE)
+            node.send_signal(signal.SIGTERM)
+            assert node.wait(PATIENCE) == 0
+    finally:
+        collector.stop()
+    table = "shop.public.orders"
+    scanned = {("changefeed.scan", "f", table, 2), ("changefeed.scan.part", "f", table, 2)}
+    changed = {("changefeed.delivery", "f", "", 3), ("changefeed.write", "f", table, 3)}
+    assert scanned | changed | {("changefeed.commit", "f", table, 3)} <= spans()
+    metrics = [request.body for request in collector.requests if request.path == "/v1/metrics"]
+    assert b"changefeed_emitted_rows_total" in metrics[-1]
+    assert not any(postgres.uri.encode() in request.body for request in collector.requests)
 
 
 def test_the_service_runs_feeds_until_it_is_told_to_stop(

@@ -50,7 +50,10 @@ def refused(tmp_path: Path, error: ChangefeedError, *tables: TableName) -> BaseE
     catalog = cast(Catalog, SimpleNamespace(directory=str(tmp_path)))
     boundaries = Target(TableName("shop", "", "transaction"), "transactions")
     feed = SimpleNamespace(
-        target=lambda table: Target(table, table.name), options={}, boundaries=boundaries
+        job=SimpleNamespace(name="f"),
+        target=lambda table: Target(table, table.name),
+        options={},
+        boundaries=boundaries,
     )
     sink = RefusingSink(error)
     session = SinkSession(
