@@ -292,7 +292,11 @@ class CapturedTables:
     def _since(self) -> Timestamp:
         """The instant from which the log has all changes of a table that was added just now.
 
-        The log may lag, so changes that it still has to read may be older than the addition.
+        The log may lag, so changes that it still has to read may be older than the addition. Their
+        times are the server's.
         """
         frontier = self._log.frontier
-        return max(frontier.at, self._clock.now()) if frontier else Timestamp.ZERO
+        if frontier is None:
+            return Timestamp.ZERO
+        now = self._source().server_time()
+        return max(frontier.at, self._clock.now() if now is None else Timestamp(now))

@@ -26,8 +26,9 @@ class Questions(CatalogPart):
 
     def ask(self, kind: str, body: str) -> str:
         """Put a question to the nodes; returns its id."""
-        question, now = uuid.uuid4().hex, self._now()
+        question = uuid.uuid4().hex
         with self._database.write() as transaction:
+            now = self._shared_now(transaction)
             transaction.execute(delete(_table).where(_table.c.asked < now - LEFT_OVER))
             asked = insert(_table).values(id=question, kind=kind, body=body, asked=now)
             transaction.execute(asked)
@@ -61,8 +62,8 @@ class Questions(CatalogPart):
     def renew_question(self, question: str) -> None:
         """Record that the asking process still waits for the answer."""
         with self._database.write(notify=False) as transaction:
-            renewed = update(_table).where(_table.c.id == question).values(asked=self._now())
-            transaction.execute(renewed)
+            renewed = update(_table).where(_table.c.id == question)
+            transaction.execute(renewed.values(asked=self._shared_now(transaction)))
 
     def awaited(self, question: str, within: float) -> bool:
         """Whether the question was asked or renewed in the last ``within`` seconds, and not
@@ -70,7 +71,7 @@ class Questions(CatalogPart):
         with self._database.read() as transaction:
             where = _table.c.id == question
             asked = transaction.execute(select(_table.c.asked).where(where)).scalar_one_or_none()
-        return asked is not None and asked >= self._now() - within * 1e9
+            return asked is not None and asked >= self._shared_now(transaction) - within * 1e9
 
     def forget_question(self, question: str) -> None:
         """Remove a question that was answered, or for whose answer no process waits."""

@@ -28,6 +28,8 @@ class RunningFeeds:
         self._mutex = threading.Lock()
         self._runners: dict[int, FeedRunner] = {}
         self._failures = FailureCounter(services.clock)
+        #: Feeds of clients that no process runs, and since when.
+        self._unheld: dict[int, float] = {}
 
     def __contains__(self, job_id: object) -> bool:
         return job_id in self._runners
@@ -103,6 +105,7 @@ class RunningFeeds:
                 log.info("feed %s: dropped", job.name)
             elif not gone or self._sources.held_elsewhere(job.id):
                 kept.append(job)
+        self._unheld = {job.id: self._unheld[job.id] for job in kept if job.id in self._unheld}
         return kept
 
     def _runs(self, job: Job) -> bool:
@@ -110,9 +113,11 @@ class RunningFeeds:
 
     def _abandoned(self, job: Job) -> bool:
         if not job.sinkless or self._catalog.lease_holder(job.id) is not None:
+            self._unheld.pop(job.id, None)
             return False
-        age = self._services.clock.now().wall - job.created
-        return age > self._services.timings.lease * 1e9
+        # By this process's clock: that of its client's machine may show another time.
+        now = self._services.clock.monotonic()
+        return now - self._unheld.setdefault(job.id, now) > self._services.timings.lease
 
     def tell_altered(self, jobs: Sequence[Job]) -> None:
         """Give runners an ALTER once the source is ready for it: an added table is captured

@@ -545,6 +545,10 @@ class Source(ABC):
 
     # -- what a source may have -----------------------------------------------------------
 
+    def server_time(self) -> int | None:
+        """The time, ns, by the clock of the server that stamps commits; None: it does not say."""
+        return None
+
     def snapshot_in(self, tables: Sequence[TableSchema], workers: Sequence[ScanWorker]) -> Snapshot:
         """As :meth:`snapshot`; the workers hold the image, too, until they are dismissed, if
         :attr:`takes_workers`. Others may be left out: see :attr:`Snapshot.workers`."""

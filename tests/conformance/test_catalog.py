@@ -1010,6 +1010,10 @@ def test_clocks_of_machines_that_differ_move_no_job(
         assert other.heartbeat("n2", [taken], 15) == set()
         other.heartbeat("n2")
         assert [node.id for node in one.live_nodes()] == ["n1", "n2"]
+        question = one.ask("verify", "a")
+        assert other.awaited(question, 60)
+        other.renew_question(question)
+        assert one.awaited(question, 60)
     finally:
         one.close()
         other.close()

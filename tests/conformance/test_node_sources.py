@@ -26,6 +26,7 @@ from changefeed.core.timings import Timings
 from changefeed.core.types import LogicalType
 from changefeed.encoding.plan import MessagePlan
 from changefeed.feeds.feed import Feed
+from changefeed.sources.postgres.source import PostgresSource
 from changefeed.spark.session import NodeSpark
 from changefeed.statements.context import Context
 from changefeed.statements.sync import _shapes_to_come
@@ -251,6 +252,25 @@ def test_a_table_that_is_renamed_between_two_looks_is_followed(
     bench.feeds.sync("f")
     events = bench.feeds.catalog.events(bench.feeds.catalog.job("f").id, kinds=("error",))
     assert events == []
+
+
+def test_a_cursor_is_compared_by_the_clock_of_the_server(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node's machine is an hour behind the server: the log of a table that was added now begins
+    now, by the times that its changes have."""
+    bench.create("a, b")
+    hour = 3600 * 10**9
+    monkeypatch.setattr(PostgresSource, "server_time", lambda self: time.time_ns() + hour)
+    bench.database.execute("create table another (id int primary key)")
+    before = time.time_ns()
+    bench.feeds.execute("CREATE CHANGEFEED g FOR another INTO 'null://'")
+    since = {table.name: at for table, at in bench.feeds.catalog.captured("shop").items()}
+    assert since["another"].wall >= before + hour
+    with pytest.raises(ChangefeedError, match=r"before the change log of shop\.public\.another"):
+        bench.feeds.execute(
+            f"CREATE CHANGEFEED h FOR another INTO 'null://' WITH cursor = '{before}.0'"
+        )
 
 
 @pytest.mark.parametrize("bench", [Timings(source_look=600.0)], indirect=True)

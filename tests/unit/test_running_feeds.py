@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from changefeed.catalog import Catalog, DesiredStatus, Job, Status
 from changefeed.catalog.model import JobSpec, TableProgress
-from changefeed.core.clock import SYSTEM_CLOCK
+from changefeed.core.clock import SYSTEM_CLOCK, Clock, ManualClock
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.timings import Timings
@@ -61,8 +62,8 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     catalog.close()
 
 
-def feeds(catalog: Catalog, sources: Sources) -> RunningFeeds:
-    services = SimpleNamespace(catalog=catalog, node_id="n", clock=SYSTEM_CLOCK, timings=Timings())
+def feeds(catalog: Catalog, sources: Sources, clock: Clock = SYSTEM_CLOCK) -> RunningFeeds:
+    services = SimpleNamespace(catalog=catalog, node_id="n", clock=clock, timings=Timings())
     return RunningFeeds(cast(Any, services), cast(Any, sources))
 
 
@@ -106,3 +107,26 @@ def test_a_log_that_is_not_here_is_why_a_feed_does_not_run(catalog: Catalog, gon
     shown = catalog.find_job(job.id)
     assert gone or (shown is not None and shown.status is Status.RETRYING)
     assert gone or (shown is not None and shown.reason == "the store does not answer")
+
+
+def test_a_stream_is_given_up_when_no_client_has_run_it_for_as_long_as_a_lease(
+    catalog: Catalog,
+) -> None:
+    """Whatever the clock of its client's machine said when it was created."""
+    clock = ManualClock(10**18)
+    found = feeds(catalog, Sources(), clock)
+    table = TableName("shop", "public", "t")
+    job = catalog.create_job(
+        JobSpec("shop", ("TABLE t",), (TableProgress(table, "t"),), sinkless=True)
+    )
+    old = replace(job, created=0)
+    assert found.settle([old]) == [old]
+    lease = catalog.acquire_lease(job.id, "client", 15)
+    assert lease is not None
+    clock.advance(60.0)
+    assert found.settle([old]) == [old]
+    catalog.release_lease(lease)
+    assert found.settle([old]) == [old]
+    clock.advance(Timings().lease + 1)
+    assert found.settle([old]) == []
+    assert catalog.find_job(job.id) is None

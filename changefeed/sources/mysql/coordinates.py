@@ -48,6 +48,12 @@ def present(session: MySQLSession, mode: str) -> BinlogCoordinates:
     return of_file(session, file, offset)
 
 
+def server_time(session: MySQLSession) -> int:
+    """The server's time, ns."""
+    [(seconds,)] = session.rows("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) AS CHAR)")
+    return int(float(seconds) * 1e9)
+
+
 def of_file(session: MySQLSession, file: str, offset: int) -> BinlogCoordinates:
     """Those of an offset in a file of this server."""
     return BinlogCoordinates(

@@ -115,6 +115,10 @@ class MySQLSource(Source):
         with self.sessions.session() as session:
             return coordinates.present(session, coordinates.mode_of(session)).position
 
+    def server_time(self) -> int:
+        with self.sessions.session() as session:
+            return coordinates.server_time(session)
+
     def handover(
         self, offset: Mapping[str, Any], tables: Sequence[TableName], *, fresh: bool
     ) -> Handover:

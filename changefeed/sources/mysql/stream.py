@@ -21,7 +21,7 @@ from changefeed.core.events import Flush, Frontier, Position
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.sources.base import StreamRequest
 from changefeed.sources.mysql.continuity import Continuity, EndOfLog
-from changefeed.sources.mysql.coordinates import end_query, end_right
+from changefeed.sources.mysql.coordinates import end_query, end_right, server_time
 from changefeed.sources.mysql.ddl import Named
 from changefeed.sources.mysql.defaults import Ask, LeftOut, nothing
 from changefeed.sources.mysql.gtid import GtidSet, MariaGtid
@@ -390,5 +390,4 @@ def read_charsets(session: MySQLSession) -> Charsets:
 
 def _clock_skew(session: MySQLSession, clock: Clock) -> int:
     """How far the server's clock is ahead of this machine's, ns (less the way of the answer)."""
-    [(seconds,)] = session.rows("SELECT CAST(UNIX_TIMESTAMP(NOW(6)) AS CHAR)")
-    return int(float(seconds) * 1e9) - clock.now().wall
+    return server_time(session) - clock.now().wall

@@ -44,6 +44,15 @@ def current_position(connection: PsycopgConnection) -> Position:
     return position_of(parse_lsn(row[0]))
 
 
+def server_time(connection: PsycopgConnection) -> int:
+    """The server's time, ns."""
+    row = connection.execute(
+        "SELECT (extract(epoch FROM pg_catalog.clock_timestamp()) * 1000000)::bigint"
+    ).fetchone()
+    assert row is not None
+    return int(row[0]) * 1000
+
+
 def settings(connection: PsycopgConnection, names: Sequence[str]) -> Mapping[str, Any]:
     """Server settings by name in their base unit as text; unknown ones are absent."""
     rows = connection.execute(

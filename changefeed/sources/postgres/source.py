@@ -196,6 +196,10 @@ class PostgresSource(Source):
         with self.sessions.session("ask for the current position") as connection:
             return server.current_position(connection)
 
+    def server_time(self) -> int:
+        with self.sessions.session("ask for the time") as connection:
+            return server.server_time(connection)
+
     def handover(
         self, offset: Mapping[str, Any], tables: Sequence[TableName], *, fresh: bool
     ) -> Handover:

@@ -82,16 +82,23 @@ def an_idle_source_moves_on(harness: SourceHarness) -> None:
 
 
 def positions_lie_above_what_committed(harness: SourceHarness) -> None:
-    """current_position() is at or above each commit before it, and below each one after it."""
+    """current_position() is at or above each commit before it, and below each one after it, and
+    server_time() is of the clock that stamps commits, if the source says it."""
     harness.execute(TABLE)
     with capturing(harness, "t") as (state, reader):
         places = []
+        began = reader.source.server_time()
         for number in range(5):
             before = reader.source.current_position()
             harness.execute(f"INSERT INTO t VALUES ({number}, 'x')")
             places.append((before, reader.source.current_position()))
+        ended = reader.source.server_time()
         reader.catch_up()
         positions = state.positions()
+        if began is not None and ended is not None:
+            # MariaDB stamps commits by the second.
+            times = [change.at.wall for change in state.changes()]
+            assert began - 10**9 <= min(times) and max(times) <= ended
         for change, (before, after) in zip(state.changes(), places, strict=True):
             assert before < positions[change.at] <= after
 
