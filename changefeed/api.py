@@ -50,6 +50,7 @@ from changefeed.statements import (  # noqa: F401 - each registers what it handl
     create,
     explain,
     functions,
+    grants,
     listing,
     pause,
     schedules,
@@ -71,7 +72,7 @@ from changefeed.statements.context import (
     log_lookup_of,
 )
 from changefeed.statements.health import STATUSES, STOPPED, Health, health
-from changefeed.statements.rights import Role, require_role
+from changefeed.statements.rights import Role, require_rights
 from changefeed.statements.times import readable
 from changefeed.statements.values import (
     Cell,
@@ -155,6 +156,7 @@ LISTING_COLUMNS: dict[str, tuple[str, ...]] = {
     "CREATE ALL": ("kind", *show.CREATE_COLUMNS),
     "EXTERNAL CONNECTIONS": connections.CONNECTION_COLUMNS,
     "FUNCTIONS": functions.COLUMNS,
+    "GRANTS": grants.COLUMNS,
     "JOBS": show.JOB_COLUMNS,
     "NODES": listing.NODE_COLUMNS,
     "PAUSED SCHEDULES": schedules.COLUMNS,
@@ -222,6 +224,7 @@ class KnownNames:
         feeds: by job id.
         schedules: the schedules, with the times of each.
         source: the source of unqualified table names before USE chooses one: the only one there is.
+        users: the users, for an admin.
     """
 
     connections: dict[str, str] = field(default_factory=dict)
@@ -229,6 +232,7 @@ class KnownNames:
     feeds: tuple[FeedFacts, ...] = ()
     schedules: dict[str, str] = field(default_factory=dict)
     source: str | None = None
+    users: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +341,7 @@ class Interpreter:
         parsed = parsed_statement(statement) if isinstance(statement, str) else statement
         outcome: str | None = "interrupted"
         try:
-            require_role(session.role, session.user, parsed)
+            require_rights(session.role, session.user, parsed, self.catalog)
             result = HANDLERS[type(parsed)](parsed, self._context(session, text))
             outcome = None
             return result
@@ -461,7 +465,8 @@ class Interpreter:
         functions = {f.name: f.signature for f in self.catalog.functions()}
         recurring = {s.name: s.recurring for s in self.catalog.schedules()}
         source = self.source_name(Session())
-        return KnownNames(schemes, functions, tuple(feeds), recurring, source)
+        users = tuple(user.name for user in self.catalog.users())
+        return KnownNames(schemes, functions, tuple(feeds), recurring, source, users)
 
     def source_name(self, session: Session) -> str | None:
         """The source of unqualified table names: see :meth:`.context.Session.source_in`."""

@@ -1,5 +1,5 @@
-"""``changefeed apply``: the connections, functions, feeds and schedules of a state made equal to
-statements.
+"""``changefeed apply``: connections, functions, users with their rights, feeds and schedules of a
+state made equal to statements.
 
 A statement may refer to a secret as ``${NAME}`` inside a string: its value comes from an
 environment variable. SHOW CREATE ALL, and so ``changefeed export``, write them like that.
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 
 from changefeed.api import Interpreter, Result, Session, parsed_statement
 from changefeed.catalog import Job, Schedule
@@ -75,6 +76,7 @@ class Declaration:
         self._interpreter = interpreter
         self._session = Session(client="apply")
         self._declared: dict[tuple[str, str], _Entry] = {}
+        self._granted: dict[tuple[str, tuple[str, ...]], nodes.GrantKind] = {}
         self._sources: dict[str, str | None] = {}
         for text in texts:
             self._declare(*referenced(text, environment))
@@ -91,6 +93,10 @@ class Declaration:
                 key = ("function", node.name)
             case nodes.CreateUser():
                 key = ("user", node.name)
+            case nodes.Grant() if node.kind is not nodes.GrantKind.ROLE:
+                for name, user in product(node.names, node.users):
+                    self._granted[user.text, _whole(name, node.kind)] = node.kind
+                return
             case nodes.CreateChangefeed(name=str()) | nodes.CreateDataset(name=str()):
                 key = ("changefeed", node.name or "")
                 self._sources[key[1]] = self._session.source
@@ -103,7 +109,7 @@ class Declaration:
                     Code.NOT_SUPPORTED,
                     "changefeed apply takes statements that create something with a name, and USE",
                     hint="CREATE EXTERNAL CONNECTION, FUNCTION, USER, CHANGEFEED or SCHEDULE name "
-                    "...; other statements run by changefeed -f.",
+                    "...; GRANT of a right; other statements run by changefeed -f.",
                 ).located(text)
         if key in self._declared:
             raise ChangefeedError(
@@ -143,6 +149,14 @@ class Declaration:
                         f"function {name} differs, and a function that is there stays as it is",
                         hint=f"DROP FUNCTION {name} first, or give this one another name.",
                     )
+
+    def grants(self) -> Iterator[ApplyStep]:
+        """Rights that are missing."""
+        there = {(each.user, each.parts) for each in self._interpreter.catalog.grants()}
+        for (user, parts), kind in self._granted.items():
+            if (user, parts) not in there:
+                sql = to_sql(nodes.Grant(kind, (nodes.QualifiedName(parts),), (nodes.Name(user),)))
+                yield ApplyStep("+", _right(user, parts), statement=sql)
 
     def feeds(self) -> Iterator[ApplyStep]:
         """Feeds and schedules that are missing or differ.
@@ -208,7 +222,7 @@ class Declaration:
 
     def surplus(self) -> Iterator[ApplyStep]:
         """What no statement names: feeds and schedules, then functions and connections without one
-        that stays, and users if a statement creates any.
+        that stays, users if a statement creates any, and rights if a statement gives any.
 
         Feeds that programs read from are left alone.
         """
@@ -242,6 +256,12 @@ class Declaration:
             if user.name not in named:
                 sql = to_sql(nodes.DropUser(user.name))
                 yield ApplyStep("-", f"user {user.name}", statement=sql)
+        for given in catalog.grants() if self._granted else ():
+            right = (given.user, given.parts)
+            if right not in self._granted and (not named or given.user in named):
+                kind, parts = nodes.GrantKind(given.kind), nodes.QualifiedName(given.parts)
+                sql = to_sql(nodes.Revoke(kind, (parts,), (nodes.Name(given.user),)))
+                yield ApplyStep("-", _right(*right), statement=sql)
         kept = [job for job in jobs if job not in gone]
         stays = [each for each in schedules if ("schedule", each.name) in self._declared]
         users: list[Job | Schedule] = [*kept, *stays]
@@ -262,7 +282,7 @@ class Declaration:
     def plan(self, *, prune: bool) -> list[ApplyStep]:
         """Everything that differs; changes nothing."""
         surplus = self.surplus() if prune else ()
-        return [*self.connections(), *self.feeds(), *surplus]
+        return [*self.connections(), *self.grants(), *self.feeds(), *surplus]
 
     def apply(self, *, prune: bool) -> Iterator[tuple[ApplyStep, Result]]:
         """Carry out each change, and give it with its result when it is done.
@@ -273,7 +293,8 @@ class Declaration:
         Raises:
             ChangefeedError: CF1204 an environment variable is not set; else as the statements.
         """
-        for found in (self.connections, self.feeds, self.surplus if prune else tuple):
+        kinds = (self.connections, self.grants, self.feeds, self.surplus if prune else tuple)
+        for found in kinds:
             changes = list(found())
             for change in changes:
                 if change.missing:
@@ -328,6 +349,22 @@ def _user_change(node: nodes.CreateUser, role: str | None) -> Iterator[ApplyStep
         options = (nodes.Option("role", nodes.Literal(wanted)),)
         sql = to_sql(nodes.AlterUser(node.name, options))
         yield ApplyStep("~", what, (f"role {role} to {wanted}",), sql)
+
+
+def _whole(name: nodes.QualifiedName, kind: nodes.GrantKind) -> tuple[str, ...]:
+    """The whole name of what a right is on: the statements have no source of their own."""
+    parts = {nodes.GrantKind.TABLE: 3, nodes.GrantKind.SCHEMA: 2}.get(kind, 1)
+    if len(name.parts) == parts:
+        return name.parts
+    raise ChangefeedError(
+        Code.NOT_SUPPORTED,
+        f"changefeed apply takes the whole name of a {kind}",
+        hint="write source.schema.table, or source.schema.",
+    )
+
+
+def _right(user: str, parts: tuple[str, ...]) -> str:
+    return f"right of {user} on {'.'.join(map(name_sql, parts))}"
 
 
 def _of_a_program(job: Job) -> bool:

@@ -69,6 +69,9 @@ _LITERAL_KINDS = {"OPTION_STRING": "string", "OPTION_NUMBER": "number"}
 #: IF NOT EXISTS, or OR REPLACE.
 Existing = Literals[True, "replace"]
 
+#: What a right is on: its kind and names.
+_Right = tuple[nodes.GrantKind, tuple[QualifiedName, ...]]
+
 #: The nodes by the names of their rules: ``show_jobs`` makes a ShowJobs.
 _NODES: dict[str, type[nodes.SyntaxNode]] = {
     re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): node
@@ -201,7 +204,7 @@ class _Builder(Transformer[Token, Any]):
     def dataset_key(self, _meta: Meta, *names: Token) -> tuple[Name, ...]:
         return tuple(Name(identifier(name), span=_at(name)) for name in names)
 
-    dataset_except = dataset_key
+    dataset_except = users = dataset_key
 
     def create_function(
         self, meta: Meta, exists: bool | None, name: Token, *rest: Any
@@ -227,6 +230,26 @@ class _Builder(Transformer[Token, Any]):
 
     def drop_user(self, meta: Meta, exists: bool | None, name: Token) -> Statement:
         return nodes.DropUser(identifier(name), bool(exists), span=_span(meta), name_span=_at(name))
+
+    def grant(self, meta: Meta, right: _Right, users: tuple[Name, ...]) -> Statement:
+        return nodes.Grant(*right, users, span=_span(meta))
+
+    def revoke(self, meta: Meta, right: _Right, users: tuple[Name, ...]) -> Statement:
+        return nodes.Revoke(*right, users, span=_span(meta))
+
+    def on_role(self, _meta: Meta, name: Token) -> _Right:
+        role = QualifiedName((identifier(name),), span=_at(name))
+        return nodes.GrantKind.ROLE, (role,)
+
+    def on_tables(self, _meta: Meta, *names: QualifiedName) -> _Right:
+        return nodes.GrantKind.TABLE, names
+
+    def on_schemas(self, _meta: Meta, *names: QualifiedName) -> _Right:
+        return nodes.GrantKind.SCHEMA, names
+
+    def on_connections(self, _meta: Meta, *names: Name) -> _Right:
+        parts = (QualifiedName((name.text,), span=name.span) for name in names)
+        return nodes.GrantKind.CONNECTION, tuple(parts)
 
     def drop_function(self, meta: Meta, exists: bool | None, name: Token) -> Statement:
         return nodes.DropFunction(

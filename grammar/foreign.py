@@ -9,7 +9,7 @@ import re
 
 _CONNECTION = "write CREATE EXTERNAL CONNECTION name AS 'uri'"
 _MIRROR = "write CREATE CHANGEFEED name FOR table, ... INTO 'uri'"
-_ROLES = "rights are roles of whole users: CREATE USER name WITH role = 'viewer'; \\h CREATE USER"
+_ROLES = "rights are CHANGEFEED on tables and USAGE on external connections; \\h GRANT"
 _TYPES = "it cannot be set; docs/from-debezium.md lists how each type is written"
 _URI = "write it in the URI of CREATE EXTERNAL CONNECTION"
 _BUFFERS = "changefeed start --max-memory limits memory; kafka_sink_config sets Kafka's batches"
@@ -121,7 +121,7 @@ _STATEMENTS = tuple(
         (r"(COMMENT ON|ALTER CHANGEFEED \S+ COMMENT)\b", _COMMENT),
         (r"(SHOW )?LINEAGE\b", _LINEAGE),
         (r"(CREATE|ALTER|DROP|SHOW) SLOS?\b", _GOAL),
-        (r"(GRANT|REVOKE)\b", _ROLES),
+        (r"(GRANT|REVOKE) (ALL|PRIVILEGES|SELECT|INSERT|UPDATE|DELETE|CREATE|[, ])+ON\b", _ROLES),
         (r"CREATE SCHEDULE [^;]*?FOR (?!CHANGEFEED)\w+", _BACKUPS),
         (r"(SHOW ((PAUSED|RUNNING) )?SCHEDULES FOR|ALTER) BACKUP( SCHEDULE)?\b", _BACKUPS),
         (r"ALTER SCHEDULE\b", "write DROP SCHEDULE name, and CREATE it as it is to be"),

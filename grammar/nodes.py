@@ -341,6 +341,35 @@ class DropUser(Statement):
     name_span: Span | None = _span()
 
 
+class GrantKind(StrEnum):
+    """What a right is on; a role is on nothing."""
+
+    ROLE = "role"
+    TABLE = "table"
+    SCHEMA = "schema"
+    CONNECTION = "connection"
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Grant(Statement):
+    """``GRANT role | right ON names TO users``; ``names`` of a role is the role."""
+
+    kind: GrantKind
+    names: tuple[QualifiedName, ...]
+    users: tuple[Name, ...]
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Revoke(Statement):
+    """``REVOKE role | right ON names FROM users``; see :class:`Grant`."""
+
+    kind: GrantKind
+    names: tuple[QualifiedName, ...]
+    users: tuple[Name, ...]
+    span: Span | None = _span()
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AlterStateRotateKey(Statement):
     span: Span | None = _span()
@@ -349,6 +378,13 @@ class AlterStateRotateKey(Statement):
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowUsers(Inquiry):
     span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShowGrants(Inquiry):
+    name: str | None = None
+    span: Span | None = _span()
+    name_span: Span | None = _span()
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

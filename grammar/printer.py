@@ -127,6 +127,18 @@ def _ordering(ordering: nodes.Ordering) -> str:
     return _words(name(ordering.column), "DESC" if ordering.descending else None)
 
 
+def _right(node: nodes.Grant | nodes.Revoke) -> str:
+    names = _list(map(_qualified, node.names))
+    right = {
+        nodes.GrantKind.ROLE: names,
+        nodes.GrantKind.TABLE: f"CHANGEFEED ON TABLE {names}",
+        nodes.GrantKind.SCHEMA: f"CHANGEFEED ON SCHEMA {names}",
+        nodes.GrantKind.CONNECTION: f"USAGE ON EXTERNAL CONNECTION {names}",
+    }[node.kind]
+    verb, word = ("GRANT", "TO") if isinstance(node, nodes.Grant) else ("REVOKE", "FROM")
+    return _words(verb, right, word, _list(name(user.text) for user in node.users))
+
+
 def _narrowed(node: nodes.SchemaTarget | nodes.DatabaseTarget) -> str | None:
     if node.filter is None:
         return None
@@ -214,6 +226,12 @@ class _Printer:
                 return _words(f"{verb} USER", name(node.name), self.options(node.options))
             case nodes.DropUser():
                 return _words("DROP USER", "IF EXISTS" if node.if_exists else None, name(node.name))
+            case nodes.Grant() | nodes.Revoke():
+                return _right(node)
+            case nodes.ShowGrants():
+                return _words(
+                    "SHOW GRANTS", None if node.name is None else f"FOR {name(node.name)}"
+                )
             case nodes.CreateDataset():
                 return self.dataset(node)
             case nodes.CreateSchedule():

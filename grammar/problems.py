@@ -68,6 +68,7 @@ WORDS = {
     "OPTION_NAME": "an option",
     "NEW_USER": "a name for the user",
     "USER_NAME": "a user",
+    "ROLE_NAME": "a role",
     "USER_OPTION_NAME": "an option",
     "NEW_SCHEDULE": "a name for the schedule",
     "NEW_SCHEDULE_STRING": "a name for the schedule",

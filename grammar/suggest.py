@@ -44,6 +44,7 @@ KINDS = {
     "OPTION_NAME": "option",
     "NEW_USER": "new_name",
     "USER_NAME": "user",
+    "ROLE_NAME": "role",
     "USER_OPTION_NAME": "user_option",
     "NEW_SCHEDULE": "new_name",
     "NEW_SCHEDULE_STRING": "new_name",

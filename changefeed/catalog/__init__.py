@@ -10,8 +10,8 @@
     database.py   transactions, the change counter, who writes when
     sealing.py    what is encrypted, and by which key
     upgrades.py   the steps that bring a state of an earlier release to the layout
-    connections, schemas, sources, jobs, schedules, progress, claims, leases, questions, history,
-    users, dead_letters             one part of the Catalog each, with the rules about its rows
+    connections, schemas, sources, jobs, grants, schedules, progress, claims, leases, questions,
+    history, users, dead_letters    one part of the Catalog each, with the rules about its rows
 
 One :class:`Catalog` is thread-safe, and several processes may use one state at once. A statement is
 a change here; a node watches :meth:`Catalog.version` and does what the rows say. The rows hold
@@ -41,6 +41,7 @@ from changefeed.catalog.rows import (
     Lease,
     LeaseLost,
     NodeRow,
+    OwnerRights,
     Question,
     RunConflict,
     Schedule,
@@ -48,6 +49,7 @@ from changefeed.catalog.rows import (
     SourceLease,
     SourceState,
     User,
+    UserRight,
 )
 from changefeed.catalog.schedules import Schedules
 from changefeed.catalog.schemas import Schemas
@@ -64,6 +66,7 @@ __all__ = [
     "EXTERNAL",
     "Function",
     "Gap",
+    "UserRight",
     "Job",
     "JobEvent",
     "JobSpec",
@@ -71,6 +74,7 @@ __all__ = [
     "Lease",
     "LeaseLost",
     "NodeRow",
+    "OwnerRights",
     "Question",
     "CaptureNews",
     "RunConflict",

@@ -9,8 +9,9 @@ from sqlalchemy import func, not_, or_, select, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
+from changefeed.catalog.grants import lacking
 from changefeed.catalog.history import record
-from changefeed.catalog.jobs import move_job
+from changefeed.catalog.jobs import get_job, move_job
 from changefeed.catalog.model import DesiredStatus, Status, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
@@ -85,6 +86,8 @@ class LogClaims(CatalogPart):
                 move_job(transaction, job_id, Status.FAILED, self._now(), message, error)
                 wanted = {"wanted": DesiredStatus.RUNNING.value}
                 not_dropped = _job.c.wanted != DesiredStatus.DROPPED.value
+                if lacking(transaction, get_job(transaction, job_id)) is not None:
+                    return True  # nothing but RESUME looks at the rights again
                 transaction.execute(
                     update(_job).where(_job.c.id == job_id, not_dropped).values(wanted)
                 )

@@ -78,6 +78,8 @@ class Connections(CatalogPart):
                     f'external connection "{name}" is used by {", ".join(users)}',
                     hint=f"DROP {kind} first.",
                 )
+            # Another connection of the name is granted to nobody.
+            transaction.execute(delete(tables.grant).where(tables.grant.c.source == name))
             transaction.execute(delete(_table).where(_table.c.name == name))
             return True
 

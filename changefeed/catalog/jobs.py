@@ -10,8 +10,9 @@ from sqlalchemy import Connection as Transaction
 from sqlalchemy import Row, delete, func, insert, or_, select, text, tuple_, update
 
 from changefeed.catalog import tables
-from changefeed.catalog.database import CatalogPart, named
+from changefeed.catalog.database import named
 from changefeed.catalog.dead_letters import retry_letters
+from changefeed.catalog.grants import Grants, lacking, require_lawful
 from changefeed.catalog.history import record
 from changefeed.catalog.leases import check_lease
 from changefeed.catalog.model import (
@@ -64,7 +65,7 @@ class _Unset:
 KEEP = _Unset()
 
 
-class Jobs(CatalogPart):
+class Jobs(Grants):
     """Part of :class:`changefeed.catalog.Catalog`."""
 
     #: How many dropped jobs stay, for their history.
@@ -75,7 +76,8 @@ class Jobs(CatalogPart):
         a schedule that it is.
 
         Raises:
-            ChangefeedError: CF1102 the name is taken; CF1303 its log cannot begin where it asks.
+            ChangefeedError: CF1102 the name is taken; CF1303 its log cannot begin where it asks;
+                CF1403 its owner lacks a right for it.
             RunConflict: the run is not due any more.
         """
         now = self._now()
@@ -104,6 +106,7 @@ class Jobs(CatalogPart):
                         end_time=spec.end_time,
                         generation=1,
                         sinkless=spec.sinkless,
+                        owner=spec.owner,
                         rate=RateWindow(),
                     )
                     .returning(_job.c.id)
@@ -112,6 +115,8 @@ class Jobs(CatalogPart):
             if spec.name is None:
                 _set(transaction, job_id, name=_free_name(transaction, job_id))
             insert_tables(transaction, job_id, spec.tables, now)
+            # A right may have been revoked since the statement was planned.
+            require_lawful(transaction, get_job(transaction, job_id))
             record(transaction, now, job_id, "status", "created")
             if run is not None:
                 begin_run(transaction, run, job_id)
@@ -207,12 +212,24 @@ class Jobs(CatalogPart):
             return self._job(get_job(transaction, job_id))
 
     def request(self, job_id: int, wanted: DesiredStatus) -> Job:
-        """Say where a person wants the job to be; the node that holds it moves it there."""
+        """Say where a person wants the job to be; the node that holds it moves it there.
+
+        Raises:
+            ChangefeedError: CF1403 it is to run, and its owner lacks a right for it.
+        """
         with self._database.write() as transaction:
-            job = self._job(get_job(transaction, job_id))
+            job = self._job(row := get_job(transaction, job_id))
+            if wanted is DesiredStatus.RUNNING:
+                require_lawful(transaction, row)
             if job.wanted is not wanted:
                 _set(transaction, job_id, wanted=wanted.value, modified=self._now())
             return self._job(get_job(transaction, job_id))
+
+    def stands_still(self, job_id: int) -> Job:
+        """Write that a job that is to be paused is, and why."""
+        why = self.hindrance(job_id)
+        reason = "paused by the user" if why is None else why.message
+        return self.transition(job_id, Status.PAUSED, reason=reason, error=why)
 
     def take_generation(self, job_id: int, generation: int, lease: Lease) -> None:
         """Record which generation the job's runner works by from now on.
@@ -366,6 +383,7 @@ class Jobs(CatalogPart):
             if not isinstance(end_time, _Unset):
                 values["end_time"] = end_time
             values |= {"generation": job.generation + 1, "modified": self._now()}
+            lawful = lacking(transaction, get_job(transaction, job_id)) is None
             for table in drop:
                 delete_table(transaction, job_id, table)
             insert_tables(transaction, job_id, add, self._now())
@@ -390,6 +408,8 @@ class Jobs(CatalogPart):
             if renew_log:
                 save_source(transaction, job.source, self._now(), renewal=True)
             _set(transaction, job_id, **values)
+            if lawful:
+                require_lawful(transaction, get_job(transaction, job_id))
             return self._job(get_job(transaction, job_id))
 
     def rename_job(self, job_id: int, name: str, by: str = "") -> Job:

@@ -345,6 +345,7 @@ class JobSpec:
         sinkless: owned by a session; dies with it.
         memo: what is to be held at a source at which nothing is held yet, so that its log begins
             where another reader stopped; None: nothing in particular.
+        owner: the user whose rights bound it; None: nobody's do.
     """
 
     source: str
@@ -358,6 +359,7 @@ class JobSpec:
     end_time: Timestamp | None = None
     sinkless: bool = False
     memo: Mapping[str, Any] | None = None
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +374,8 @@ class Job:
         taken: the generation that the last runner goes by, or went by; 0: none yet.
         rows_per_second, bytes_per_second: over the last seconds, as of when it was read.
         delays: how late its rows were.
+        owner: the user whose rights bound it, empty after that user was dropped; None: it belongs
+            to the admins.
     """
 
     id: int
@@ -403,6 +407,7 @@ class Job:
     bytes_per_second: float = 0.0
     taken: int = 0
     delays: Delays = field(default_factory=Delays)
+    owner: str | None = None
 
     @property
     def has_patterns(self) -> bool:

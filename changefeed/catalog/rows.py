@@ -11,6 +11,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Position
 from changefeed.core.schema import TableName
+from grammar.printer import name as name_sql
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +272,90 @@ class User:
     created: int
     expires: int | None = None
     seen: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UserRight:
+    """A right of a user: to make feeds of a table, of a ``schema`` with all its tables (``name`` is
+    empty), or to use a connection, which is ``source`` (``schema`` is empty, too). ``granted`` is
+    ns."""
+
+    user: str
+    source: str
+    schema: str = ""
+    name: str = ""
+    granted: int = 0
+
+    @property
+    def right(self) -> str:
+        """``CHANGEFEED`` or ``USAGE``."""
+        return "CHANGEFEED" if self.schema else "USAGE"
+
+    @property
+    def kind(self) -> str:
+        """``table``, ``schema`` or ``connection``."""
+        return "table" if self.name else "schema" if self.schema else "connection"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The whole name of what it is a right on."""
+        return tuple(filter(None, (self.source, self.schema, self.name)))
+
+    @property
+    def place(self) -> str:
+        """What it is a right on, as GRANT has it."""
+        kind = "EXTERNAL CONNECTION" if self.kind == "connection" else self.kind.upper()
+        return f"{kind} {'.'.join(map(name_sql, self.parts))}"
+
+    @property
+    def sql(self) -> str:
+        """The statement that gives it."""
+        return f"GRANT {self.right} ON {self.place} TO {name_sql(self.user)}"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRights:
+    """What the feeds of one user may read and where they may write; ``granted`` has source, schema
+    and name as of :class:`UserRight`. The errors are None for what is granted."""
+
+    user: str
+    granted: frozenset[tuple[str, str, str]]
+
+    @property
+    def shown(self) -> str:
+        """The user's name, as a statement has it."""
+        return name_sql(self.user)
+
+    def connection_error(self, name: str) -> ChangefeedError | None:
+        """CF1403 if a connection was not granted."""
+        return self._error(UserRight(self.user, name))
+
+    def schema_error(self, source: str, schema: str) -> ChangefeedError | None:
+        """CF1403 if a schema was not granted with all its tables."""
+        return self._error(UserRight(self.user, source, schema))
+
+    def table_error(self, table: TableName) -> ChangefeedError | None:
+        """CF1403 if neither a table nor its schema was granted."""
+        if self.schema_error(table.source, table.schema) is None:
+            return None
+        return self._error(UserRight(self.user, table.source, table.schema, table.name))
+
+    def role_error(self, what: str) -> ChangefeedError:
+        """CF1403 of what no right gives."""
+        return ChangefeedError(
+            Code.RIGHT_MISSING,
+            f"{what} needs the role admin, which user {self.shown} does not have",
+            hint=f"an admin can give it: GRANT admin TO {self.shown}.",
+        )
+
+    def _error(self, needed: UserRight) -> ChangefeedError | None:
+        if (needed.source, needed.schema, needed.name) in self.granted:
+            return None
+        return ChangefeedError(
+            Code.RIGHT_MISSING,
+            f"user {self.shown} does not have the right {needed.right} ON {needed.place}",
+            hint=f"an admin can give it: {needed.sql}.",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -291,6 +291,8 @@ job = Table(
     _typed("rate", _TextForm(RateWindow.to_text, RateWindow.from_text)),
     Column("delays", _DELAYS, nullable=False, server_default=""),
     _count("taken"),
+    # The user whose rights bound it; empty: one who was dropped; NULL: it is the admins'.
+    _text("owner", null=True),
     sqlite_autoincrement=True,
 )
 # The name of a dropped feed is free again.
@@ -445,6 +447,14 @@ user = Table(
     _ns("created"),
     _ns("expires", null=True),
     _ns("seen", null=True),
+)
+
+#: Rights of users: to make feeds of a table, of a schema (no name), to use a connection (neither).
+grant = Table(
+    "api_grant",
+    metadata,
+    *(Column(name, Text, primary_key=True) for name in ("user", "source", "schema", "name")),
+    _ns("granted"),
 )
 
 #: Statements that changed something or were refused, without their secrets.

@@ -58,9 +58,9 @@ class Step:
 
 def _to_19(operations: Operations) -> None:
     """How late the rows of a feed were, what nodes say of their room, and of the sources that they
-    capture, what proves a token to PostgreSQL's protocol, rows that were refused, transactions
-    that were skipped, schedules and tables that were paused. ``meta`` keeps the oldest format whose
-    programs may use the state.
+    capture, what proves a token to PostgreSQL's protocol, rights of users and owners of feeds, rows
+    that were refused, transactions that were skipped, schedules and tables that were paused.
+    ``meta`` keeps the oldest format whose programs may use the state.
 
     Programs of 0.2.0 look at the format only when they open the state. A node that stood still
     during the upgrade finds no leases under the names that it knows, so it does nothing."""
@@ -81,6 +81,13 @@ def _to_19(operations: Operations) -> None:
     by = Column("paused_by", Text, nullable=False, server_default="")
     operations.add_column("job_table", by)
     operations.add_column("api_user", Column("scram", Text))
+    operations.add_column("job", Column("owner", Text))
+    names = ("user", "source", "schema", "name")
+    operations.create_table(
+        "api_grant",
+        *(Column(name, Text, primary_key=True) for name in names),
+        Column("granted", BigInteger, nullable=False),
+    )
     number = BigInteger().with_variant(Integer, "sqlite")
     texts = ("source", "schema", "name", "identity", "position", "op", "code", "message", "digest")
     operations.create_table(

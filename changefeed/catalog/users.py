@@ -9,6 +9,7 @@ from sqlalchemy import ColumnElement, delete, func, insert, select, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
+from changefeed.catalog.grants import end_feeds, forget_owner
 from changefeed.catalog.rows import AuditEntry, User
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.scram import Verifier
@@ -58,19 +59,25 @@ class Users(CatalogPart):
             transaction.execute(insert(_user).values(name=name, created=self._now(), **values))
         return token
 
-    def alter_user(self, name: str, *, new_token: bool, **changes: str | int | None) -> str | None:
-        """Change ``role`` or ``expires`` of a user; returns a new token if one is wanted."""
+    def alter_user(
+        self, name: str, *, new_token: bool = False, **changes: str | int | None
+    ) -> tuple[str | None, list[int]]:
+        """Change ``role`` or ``expires`` of a user; returns a new token if one is wanted, and the
+        feeds that end because the user is no longer an admin."""
         token = secrets.token_urlsafe(32) if new_token else None
         if token is not None:
             changes |= _stored(token)
         with self._database.write() as transaction:
             transaction.execute(update(_user).where(_user.c.name == name).values(**changes))
-        return token
+            return token, end_feeds(transaction, name, self._now())
 
-    def drop_user(self, name: str) -> bool:
-        """Remove a user; False when there was none."""
+    def drop_user(self, name: str) -> list[int] | None:
+        """Remove a user with all rights; returns the feeds that end by that, None when there was no
+        such user."""
         with self._database.write() as transaction:
-            return transaction.execute(delete(_user).where(_user.c.name == name)).rowcount > 0
+            if not transaction.execute(delete(_user).where(_user.c.name == name)).rowcount:
+                return None
+            return forget_owner(transaction, name, self._now())
 
     def users(self) -> list[User]:
         """All users by name."""

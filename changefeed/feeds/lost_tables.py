@@ -30,6 +30,7 @@ class TableRenames:
 
     def __init__(
         self,
+        catalog: Catalog,
         source_runtime: SourceRuntime,
         pulled: Callable[[], bool],
         renamed: Callable[[int], None],
@@ -39,6 +40,7 @@ class TableRenames:
             pulled: the feed's consumer reads the rows from the log itself.
             renamed: called with the job's new generation, whose changes the feed already has.
         """
+        self._catalog = catalog
         self._source_runtime = source_runtime
         self._pulled = pulled
         self._renamed = renamed
@@ -87,7 +89,9 @@ class TableRenames:
     def hindrance(self, feed: Feed, now: TableName) -> str:
         """Why a feed cannot continue with a table of that name; empty: it can."""
         query = feed.query is not None
-        return rename_hindrance(now, feed.tables, query=query, pulled=self._pulled())
+        rights = self._catalog.owner_rights(feed.job.owner)
+        lacks = None if rights is None else rights.table_error(now)
+        return rename_hindrance(now, feed.tables, query=query, pulled=self._pulled(), lacks=lacks)
 
 
 class TableDeparture:

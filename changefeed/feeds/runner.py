@@ -153,7 +153,7 @@ class FeedRunner:
             with_others=services.saves_together and not job.sinkless,
         )
         renames = TableRenames(
-            self.source_runtime, lambda: self.sink_session.pulled, self._took_rename
+            self.catalog, self.source_runtime, lambda: self.sink_session.pulled, self._took_rename
         )
         self._leaving = TableDeparture(
             self.catalog, self.source_runtime, self.sink_session.dropped, renames

@@ -83,7 +83,8 @@ def names_of(form: Mapping[str, Any]) -> KnownNames:
         feed | {"options": tuple(feed["options"]), "tables": tuple(map(tuple, feed["tables"]))}
         for feed in form["feeds"]
     )
-    return KnownNames(**{**form, "feeds": tuple(FeedFacts(**feed) for feed in feeds)})
+    known = {"feeds": tuple(FeedFacts(**f) for f in feeds), "users": tuple(form.get("users", ()))}
+    return KnownNames(**{**form, **known})
 
 
 def summary_of(form: Mapping[str, Any]) -> Summary:

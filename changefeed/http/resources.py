@@ -6,10 +6,10 @@ reads besides (:class:`Fact`), which every user may see.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from changefeed.api import Interpreter, Role
+from changefeed.api import Interpreter, KnownNames, Role
 from changefeed.catalog import User
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.version import __version__
@@ -301,6 +301,12 @@ class FactReader:
             "may": allowed(Role(user.role) if user else None),
         }
 
+    def names(self) -> KnownNames:
+        """What completion offers; users as SHOW USERS, to those who may list them."""
+        known = self.interpreter.names()
+        admin = self.user is None or Role(self.user.role) is Role.ADMIN
+        return known if admin else replace(known, users=())
+
 
 @dataclass(frozen=True, slots=True)
 class Fact:
@@ -369,8 +375,9 @@ FACTS: tuple[Fact, ...] = (
     ),
     Fact(
         "/v1/names",
-        "Names that a statement may use: connections, functions, feeds, schedules.",
-        lambda asked, _: asked.interpreter.names(),
+        "Names that a statement may use: connections, functions, feeds, schedules; to an admin, "
+        "users.",
+        lambda asked, _: asked.names(),
         _object(
             connections=_map(_TEXT),
             functions=_map(_TEXT),
@@ -386,6 +393,7 @@ FACTS: tuple[Fact, ...] = (
                 )
             ),
             source={"type": ["string", "null"]},
+            users=_list(_TEXT),
         ),
     ),
     Fact(

@@ -95,8 +95,8 @@ class RunningFeeds:
         for job in jobs:
             idle = not self._runs(job) and job.status.active
             if job.wanted is DesiredStatus.PAUSED and idle:
-                self._catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
-                log.info("feed %s: paused by the user", job.name)
+                paused = self._catalog.stands_still(job.id)
+                log.info("feed %s: %s", job.name, paused.reason)
         kept = []
         for job in jobs:
             gone = job.wanted is DesiredStatus.DROPPED or self._abandoned(job)

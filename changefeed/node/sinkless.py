@@ -144,6 +144,8 @@ class SinklessFeeds:
         job = self._catalog.job(runner.job_id)
         if job.status is Status.FAILED:
             raise ChangefeedError(job.error_code or Code.SPARK_FAILED, job.error or job.reason)
+        if (lacking := self._catalog.hindrance(runner.job_id)) is not None:
+            raise lacking
         if job.status is not Status.SUCCEEDED:
             raise ChangefeedError(
                 Code.LEASE_LOST, f'the stream of "{job.name}" was cut off: {job.reason}'

@@ -228,6 +228,8 @@ class _Alteration:
         for action in self.statement.actions:
             if isinstance(action, nodes.AlterInto):
                 span = to_span(action.sink.span)
+                if self.around.rights is not None:
+                    self.around.rights.require_sink(action.sink)
                 sink = find_sink(self.around.catalog, action.sink.text, span)
                 if not _same_kind(old.scheme, sink.scheme):
                     self._problem(
@@ -242,6 +244,10 @@ class _Alteration:
 
     def _options(self, current: Options, sink: ResolvedSink) -> Options | None:
         sets = [option for option in self._settings() if option.name != CURSOR.name]
+        if self.around.rights is not None:
+            self.problems += self.around.rights.option_errors(sets, sink)
+            if self.problems:
+                return None
         unsets = [
             n for a in self.statement.actions if isinstance(a, nodes.AlterUnset) for n in a.names
         ]
@@ -426,6 +432,9 @@ class _Alteration:
             return
         found, problems = find_tables(action.targets, self.source, diff=options.needs_logged_before)
         self.problems += problems
+        if self.around.rights is not None:
+            found, missing = self.around.rights.permitted(action.targets, found, self.job.source)
+            self.problems += missing
         self.problems += check_messages(found, options[INITIAL_SCAN])
         fresh: list[ResolvedTarget] = []
         for place in found:
@@ -674,7 +683,11 @@ class _Alteration:
         """
         progress = self.tables[table]
         pulled = sink.capabilities.pulled
-        why = rename_hindrance(now, self.tables, query=self.job.is_query, pulled=pulled)
+        rights = self.around.rights
+        lacks = None if rights is None else rights.owner.table_error(now)
+        why = rename_hindrance(
+            now, self.tables, query=self.job.is_query, pulled=pulled, lacks=lacks
+        )
         if why:
             self.problems.append(renamed(table, now, why))
             return

@@ -167,6 +167,10 @@ class Planner:
         self._check_name()
         connection = self._attempt(self._connection)
         sink = self._attempt(self._sink)
+        if self.around.rights is not None:
+            self.problems += self.around.rights.option_errors(self.statement.options, sink)
+            if self.problems:
+                return None  # nothing is asked of a server
         options = self._attempt(lambda: self._options(sink))
         # With the valid options the target can be looked at nevertheless.
         looked = options or (self._right_options(sink) if self.around.probe else None)
@@ -239,18 +243,24 @@ class Planner:
         statement = self.statement
         if self.around.given is not None:
             return self.around.given
-        return choose_source(
+        chosen = choose_source(
             self.catalog,
             statement.targets,
             statement.source,
             statement.source_span,
             self.around.session_source,
         )
+        if self.around.rights is not None:
+            place = statement.targets[0].name.span or statement.targets[0].span
+            self.around.rights.require_source(chosen.name, statement.source_span or place)
+        return chosen
 
     def _sink(self) -> ResolvedSink:
         literal = self.statement.sink
         if literal is None:
             return find_sink(self.catalog, None, None)
+        if self.around.rights is not None:
+            self.around.rights.require_sink(literal)
         return find_sink(self.catalog, literal.text, to_span(literal.span))
 
     def _right_options(self, sink: ResolvedSink | None) -> Options | None:
@@ -287,6 +297,12 @@ class Planner:
         diff = bool(options and options.needs_logged_before)
         found, problems = find_tables(self.statement.targets, source, diff=diff)
         self.problems += problems
+        if self.around.rights is not None:
+            targets = self.statement.targets
+            found, missing = self.around.rights.permitted(targets, found, source.name)
+            self.problems += missing
+            if missing:
+                return found
         self.problems += held.check(watches_of(found, options, sink))
         if options is not None:
             self.problems += lookup_problems(self.statement.query, options)
@@ -366,8 +382,10 @@ class Planner:
         gathers, files = 0.0, None
         if not self.problems:
             gathers, files = sink.files_a_day(options, len({t.progress.topic for t in tables}))
+        rights = self.around.rights
         return FeedPlan(
             name=self.statement.name,
+            owner=None if rights is None else rights.owner.user,
             if_not_exists=self.statement.if_not_exists,
             source=SourceStage(
                 connection.name,

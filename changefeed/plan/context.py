@@ -9,6 +9,7 @@ from changefeed.catalog import Catalog, Connection
 from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.events import Position
 from changefeed.core.schema import TableSchema
+from changefeed.plan.grants import FeedRights
 from changefeed.plan.sink_resolution import Probe
 from changefeed.query.model import CompiledQuery
 from changefeed.sources.base import Source
@@ -32,6 +33,7 @@ class PlanContext:
     ``probe`` checks the target in every respect, for VALIDATE; ``guard`` only who owns the targets,
     for CREATE and ALTER, if the target answers. ``compile_query`` compiles CDC queries; None
     without Spark. ``given`` is the connection to read, which need not be in the state yet.
+    ``rights`` bound the feed; None: nothing does.
     """
 
     catalog: Catalog
@@ -45,3 +47,4 @@ class PlanContext:
     guard: Probe | None = None
     compile_query: CompileQuery | None = None
     given: Connection | None = None
+    rights: FeedRights | None = None

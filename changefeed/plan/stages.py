@@ -388,6 +388,7 @@ class FeedPlan:
         start: the source's position when this was planned.
         statement: canonical SQL without secrets.
         notices: what is valid but may surprise.
+        owner: the user whose rights bound it; None: nobody's do.
     """
 
     name: str | None
@@ -402,6 +403,7 @@ class FeedPlan:
     messages: MessagePlan | None = None
     memo: Mapping[str, Any] | None = None
     notices: tuple[str, ...] = ()
+    owner: str | None = None
 
     @property
     def sinkless(self) -> bool:
@@ -455,6 +457,7 @@ class FeedPlan:
             memo=self.memo,
             end_time=self.options["end_time"],
             sinkless=self.sinkless,
+            owner=self.owner,
         )
 
 

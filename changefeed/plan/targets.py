@@ -116,7 +116,12 @@ def _renamed(target: nodes.FeedTarget, name: nodes.QualifiedName) -> nodes.FeedT
 
 
 def rename_hindrance(
-    now: TableName, tables: Container[TableName], *, query: bool, pulled: bool
+    now: TableName,
+    tables: Container[TableName],
+    *,
+    query: bool,
+    pulled: bool,
+    lacks: ChangefeedError | None = None,
 ) -> str:
     """Why a feed cannot continue with one of its ``tables`` whose name at the source is now
     ``now``; empty: it can.
@@ -124,7 +129,10 @@ def rename_hindrance(
     Args:
         query: the feed is a CDC query.
         pulled: its consumer reads the rows from the log itself.
+        lacks: the right on that name that its owner lacks.
     """
+    if lacks is not None:
+        return lacks.message
     if query:
         return "a CDC query does not follow"
     if pulled:

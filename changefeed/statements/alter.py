@@ -23,7 +23,7 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
     if not known:
         return Result("done", notices=skipped, tag="ALTER CHANGEFEED")
     job = context.job(statement.feed)
-    plan = plan_alter(statement, job, context.surroundings(making=True))
+    plan = plan_alter(statement, job, context.surroundings(making=True, of=job))
     more = [stage.schema.table for stage in plan.add]
     warnings = source_warnings(job.source, more, context, server=False)
     log_is_lost = bool(plan.rescan) and _log_is_lost(job, context)

@@ -21,6 +21,7 @@ from changefeed.core.timings import Timings
 from changefeed.dataset.definition import is_definition
 from changefeed.options import to_span
 from changefeed.plan.context import LogHas, LogOldest, OpenSource, PlanContext
+from changefeed.plan.grants import FeedRights
 from changefeed.plan.names import source_connections
 from changefeed.plan.sink_resolution import Probe
 from changefeed.plan.stages import FeedPlan
@@ -213,6 +214,11 @@ class Session:
     heard: set[str] = field(default_factory=set)
     run: ScheduledRun | None = None
 
+    @property
+    def bound(self) -> str | None:
+        """The user whose rights bound the feeds that it makes; None: nothing does."""
+        return None if self.role in (None, Role.ADMIN) else self.user
+
     def source_in(self, catalog: Catalog) -> str | None:
         """The source of unqualified names: that of USE, or the only one there is, which the session
         keeps when others are created later. A dataset of FOR DATASET is no other source."""
@@ -279,9 +285,12 @@ class Context:
     timings: Timings = field(default_factory=Timings)
     selecting: bool = False
 
-    def surroundings(self, *, probing: bool = False, making: bool = False) -> PlanContext:
+    def surroundings(
+        self, *, probing: bool = False, making: bool = False, of: Job | None = None
+    ) -> PlanContext:
         """For the planner; ``probing`` lets it look at the target in every respect, ``making``
-        at whose the targets are."""
+        at whose the targets are. ``of`` is the feed, if it is there: what is planned for it is
+        bound by its owner's rights, a new one by those of the session."""
         return PlanContext(
             self.catalog,
             self.clock,
@@ -293,7 +302,15 @@ class Context:
             self.probe if probing else None,
             self.probe if making else None,
             self.host.compile_query,
+            rights=self._rights(self.session.bound if of is None else of.owner),
         )
+
+    def _rights(self, owner: str | None) -> FeedRights | None:
+        found = self.catalog.owner_rights(owner)
+        if found is None or not owner:
+            return None  # a feed whose owner was dropped does not run before an admin takes it
+        functions = {function.name for function in self.catalog.functions()}
+        return FeedRights(found, owner == self.session.bound, functions)
 
     def source(self, name: str) -> Source:
         """The source behind a connection; does not connect yet."""

@@ -7,7 +7,7 @@ without one, and says what waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from changefeed.catalog import DesiredStatus, Job, Status, TableState
@@ -42,15 +42,22 @@ def pause(statement: nodes.PauseChangefeed, context: Context) -> Result:
             notices.append(f'changefeed "{job.name}" is paused already')
         context.catalog.request(job.id, DesiredStatus.PAUSED)
     context.host.wake()
+    notices += until_paused(jobs, context)
+    return _statuses(jobs, notices, context, "PAUSE")
+
+
+def until_paused(jobs: Sequence[Job], context: Context) -> list[str]:
+    """Wait until feeds that are to be paused are; what to say if they are not yet."""
+    notices = []
     for job in jobs:
         notices += _until(job, context, _pause_here, "pause", lambda now: not now.status.active)
-    return _statuses(jobs, notices, context, "PAUSE")
+    return notices
 
 
 def _pause_here(job: Job, context: Context) -> None:
     now = context.catalog.job(job.id)
     if now.status.active:
-        context.catalog.transition(job.id, Status.PAUSED, reason="paused by the user")
+        context.catalog.stands_still(job.id)
 
 
 @handles(nodes.ResumeChangefeed)
@@ -97,6 +104,10 @@ def _taken_up(job: Job, context: Context) -> bool:
 
 def _resume_one(job: Job, context: Context) -> None:
     catalog = context.catalog
+    if context.session.bound is None:
+        catalog.adopt(job.id)
+    if (lacking := catalog.hindrance(job.id)) is not None:
+        raise lacking
     catalog.retry_tables(job.id)
     # First what is wanted: a node that saw the job pending would pause it again.
     catalog.request(job.id, DesiredStatus.RUNNING)

@@ -95,7 +95,7 @@ def replaced(
 def _replace(statement: nodes.CreateChangefeed, job: Job, context: Context) -> Result:
     """Alter the feed that is there."""
     notices = [f'changefeed "{job.name}" is as the statement says: nothing was changed']
-    alteration = replacement(statement, job, context.surroundings(making=True))
+    alteration = replacement(statement, job, context.surroundings(making=True, of=job))
     if alteration is not None:
         altered: Result = HANDLERS[type(alteration)](alteration, context)
         notices = altered.notices

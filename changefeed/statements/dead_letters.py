@@ -39,11 +39,11 @@ _CHANGES = {"c": "insert", "u": "update", "d": "delete", "r": "scan"}
 
 
 def listing(job: Job, context: Context) -> Result:
-    """SHOW CHANGEFEED f DEAD LETTERS: the oldest first. A user without the role operator sees a
-    digest in the place of the key, and no row."""
+    """SHOW CHANGEFEED f DEAD LETTERS: the oldest first. A user without the role operator who
+    does not own the feed sees a digest in the place of the key, and no row."""
     now = context.clock.now().wall
-    role = context.session.role
-    values = role is None or role.covers(Role.OPERATOR)
+    role, own = context.session.role, context.session.bound in (None, job.owner)
+    values = own or role is None or role.covers(Role.OPERATOR)
     rows: list[tuple[Cell, ...]] = [
         (
             letter.id,

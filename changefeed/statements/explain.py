@@ -73,7 +73,7 @@ def _of_feed(statement: Made, context: Context) -> nodes.CreateChangefeed:
 
 def _explain_replacement(statement: nodes.CreateChangefeed, job: Job, context: Context) -> Result:
     """What CREATE OR REPLACE would change, one row for each part."""
-    around = context.surroundings(making=True)
+    around = context.surroundings(making=True, of=job)
     alteration = replacement(statement, job, around)
     if alteration is None:
         same = f'changefeed "{job.name}" is as the statement says'
@@ -134,7 +134,7 @@ def _validate_alter(asked: nodes.AlterChangefeed, context: Context) -> Result:
         return _checked([("ok", "", "", "", skipped[0], "")], None)
     try:
         job = context.job(asked.feed)
-        plan = plan_alter(asked, job, context.surroundings(probing=True))
+        plan = plan_alter(asked, job, context.surroundings(probing=True, of=job))
         added = [stage.schema.table for stage in plan.add]
         warnings = source_warnings(job.source, added, context, server=False)
     except ChangefeedError as error:
@@ -148,7 +148,7 @@ def _validate_alter(asked: nodes.AlterChangefeed, context: Context) -> Result:
 def _validate_replacement(asked: Made, job: Job, context: Context) -> Result:
     try:
         feed = _of_feed(asked, context)
-        alteration = replacement(feed, job, context.surroundings(probing=True))
+        alteration = replacement(feed, job, context.surroundings(probing=True, of=job))
     except ChangefeedError as error:
         rows: list[tuple[Cell, ...]] = []
         rows += problem_rows(None, _problems(error), (), context.text, asked)
@@ -171,7 +171,8 @@ def _validate_feed(asked: nodes.FeedRef, context: Context) -> Result:
             span=to_span(asked.span),
         )
     tables = [progress.table for progress in context.catalog.tables(job.id)]
-    around = replace(context.surroundings(probing=True), text=text)
+    # Nothing is asked that the feed does not have already: its owner's rights do not matter.
+    around = replace(context.surroundings(probing=True), text=text, rights=None)
     living, problems, warnings = check_living(job, around)
     kept: list[str] = []
     try:
@@ -202,6 +203,8 @@ def _validate_feed(asked: nodes.FeedRef, context: Context) -> Result:
 
 def _failures(job: Job, context: Context) -> Iterator[ChangefeedError]:
     """What the feed, or tables of it, have failed with, or wait for."""
+    if (lacking := context.catalog.hindrance(job.id)) is not None:
+        yield lacking
     if job.error:
         code = Code.stored(job.error_code) or Code.INTERNAL_ERROR
         yield ChangefeedError(code, job.error, hint=job.hint or "")

@@ -44,6 +44,7 @@ COLUMNS = (
     "finished",
     "modified",
     "node",
+    "owner",
 )
 NODE_COLUMNS = (
     "node",
@@ -108,6 +109,7 @@ def feed_row(look: FeedSnapshot, now: int) -> Row:
         moment(job.finished, now),
         moment(job.modified, now),
         look.node,
+        job.owner or None,
     )
 
 

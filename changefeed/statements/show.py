@@ -73,6 +73,7 @@ JOB_COLUMNS = (
     "finished",
     "modified",
     "error",
+    "user_name",
 )
 
 
@@ -400,7 +401,10 @@ def show_create_all(statement: nodes.ShowCreateAll, context: Context) -> Result:
         ]
     if wanted is None:
         rows += [("function", f.name, function_sql(f)) for f in catalog.functions()]
-        rows += [("user", u.name, user_sql(u)) for u in catalog.users()]
+        # To others than admins, what SHOW USERS and SHOW GRANTS show them.
+        if context.session.bound is None:
+            rows += [("user", u.name, user_sql(u)) for u in catalog.users()]
+        rows += [("grant", g.user, g.sql) for g in catalog.grants(context.session.bound)]
     if wanted in (None, "changefeeds"):
         runs = catalog.scheduled_jobs()
         every = [job for job in catalog.jobs() if not job.sinkless and job.id not in runs]
@@ -493,6 +497,7 @@ def _jobs(jobs: Sequence[Job], context: Context) -> Result:
                 moment(job.finished, now),
                 moment(job.modified, now),
                 error_text(job, tables),
+                job.owner or None,
             )
         )
     return Result(columns=JOB_COLUMNS, rows=rows, brief=brief.jobs(looks, now))

@@ -5,12 +5,17 @@ And ALTER STATE ROTATE KEY.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
+from changefeed.catalog import User
 from changefeed.catalog.users import KEPT_AUDIT
 from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.quantities import parse_nanos
 from changefeed.options import OptionReader, to_span
 from changefeed.plan.own_options import USER_OPTIONS, own_values
 from changefeed.statements.context import Context, Result, handles
+from changefeed.statements.control import until_paused
 from changefeed.statements.rights import Role
 from changefeed.statements.times import date, moment
 from changefeed.statements.values import Cell
@@ -47,22 +52,25 @@ def create_user(statement: nodes.CreateUser, context: Context) -> Result:
 @handles(nodes.AlterUser)
 def alter_user(statement: nodes.AlterUser, context: Context) -> Result:
     """ALTER USER: another role, another end, a new token in place of the old one."""
-    _known(statement.name, statement.name_span, context)
+    known_user(statement.name, statement.name_span, context)
     changes = _options(statement, context)
     new = bool(changes.pop("token", None))
-    token = context.catalog.alter_user(statement.name, new_token=new, **changes)
+    token, ended = context.catalog.alter_user(statement.name, new_token=new, **changes)
+    notices = feeds_end(ended, context)
     if token is None:
-        return Result("done", tag="ALTER USER")
-    return _token(statement.name, token, "ALTER USER", context)
+        return Result("done", notices=notices, tag="ALTER USER")
+    result = _token(statement.name, token, "ALTER USER", context)
+    return replace(result, notices=[*result.notices, *notices])
 
 
 @handles(nodes.DropUser)
 def drop_user(statement: nodes.DropUser, context: Context) -> Result:
-    """DROP USER: the token is refused from now on."""
-    if context.catalog.drop_user(statement.name):
-        return Result("done", tag="DROP USER")
+    """DROP USER: the token is refused from now on, and the user's feeds are paused."""
+    ended = context.catalog.drop_user(statement.name)
+    if ended is not None:
+        return Result("done", notices=feeds_end(ended, context), tag="DROP USER")
     if not statement.if_exists:
-        _known(statement.name, statement.name_span, context)
+        known_user(statement.name, statement.name_span, context)
     notice = f'user "{statement.name}" does not exist, skipping'
     return Result("done", notices=[notice], tag="DROP USER")
 
@@ -141,13 +149,32 @@ def _token(name: str, token: str, tag: str, context: Context) -> Result:
     return Result("rows", TOKEN_COLUMNS, [row], [_ONCE], tag=tag)
 
 
-def _known(name: str, span: nodes.Span | None, context: Context) -> None:
-    names = [user.name for user in context.catalog.users()]
-    if name not in names:
-        near = did_you_mean(name, names)
-        raise ChangefeedError(
-            Code.NAME_UNKNOWN,
-            f'user "{name}" does not exist',
-            hint=f'did you mean "{near}"?' if near else "SHOW USERS lists them.",
-            span=to_span(span),
-        )
+def known_user(name: str, span: nodes.Span | None, context: Context) -> User:
+    """The user of a name.
+
+    Raises:
+        ChangefeedError: CF1101 with the nearest name.
+    """
+    known = {user.name: user for user in context.catalog.users()}
+    if name in known:
+        return known[name]
+    near = did_you_mean(name, list(known))
+    raise ChangefeedError(
+        Code.NAME_UNKNOWN,
+        f'user "{name}" does not exist',
+        hint=f'did you mean "{near}"?' if near else "SHOW USERS lists them.",
+        span=to_span(span),
+    )
+
+
+def feeds_end(ended: Sequence[int], context: Context) -> list[str]:
+    """Wait until the feeds that a right was taken from stand still; what to say of them."""
+    if not ended:
+        return []
+    context.host.wake()
+    jobs = [job for job in context.catalog.jobs() if job.id in ended]
+    notices = []
+    for job in jobs:
+        why = context.catalog.hindrance(job.id)
+        notices.append(f'changefeed "{job.name}" is paused' + (f": {why.message}" if why else ""))
+    return [*notices, *until_paused([job for job in jobs if job.status.active], context)]

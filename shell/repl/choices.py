@@ -73,6 +73,16 @@ def _recurrences(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
     yield from (Candidate(name, fields, string=True) for name, fields in SCHEDULE_TIMES.items())
 
 
+def _users(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
+    yield from (Candidate(name, "user") for name in known.users())
+
+
+def _roles(fits: Suggestions, known: NameCache) -> Iterator[Candidate]:
+    from changefeed.api import USER_OPTIONS
+
+    yield from (Candidate(name, "role") for name in USER_OPTIONS["role"][0])
+
+
 #: Verb -> the statuses of the feeds that it does something for.
 _WORTH = {
     "PAUSE": frozenset({"starting", "scanning", "running", "degraded", "retrying", "stalled"}),
@@ -428,6 +438,8 @@ _FILLERS: dict[str, Callable[[Suggestions, NameCache], Iterator[Candidate]]] = {
     "option": _options,
     "connection_option": _connection_options,
     "user_option": _user_options,
+    "user": _users,
+    "role": _roles,
     "cdc_option": _cdc_options,
     "dataset_option": _dataset_options,
     "option_value": _option_values,

@@ -56,6 +56,10 @@ class NameCache:
         """Names of the external connections."""
         return list(self._names().connections)
 
+    def users(self) -> tuple[str, ...]:
+        """Names of the users."""
+        return self._names().users
+
     def functions(self) -> dict[str, str]:
         """Python functions of queries, with the signature of each."""
         return self._names().functions

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 #: The first words of statements that a database server or a warehouse executes, not changefeed.
 _OF_A_SERVER = re.compile(
     r"(ALTER (?:SYSTEM|TABLE)|COPY|CREATE (?:PUBLICATION|ROLE|TABLE|USER \w+ IDENTIFIED)"
-    r"|DROP PUBLICATION|GRANT|SELECT|SET)\b"
+    r"|DROP PUBLICATION|GRANT (?!CHANGEFEED|USAGE ON EXTERNAL)\w+|SELECT|SET)\b"
 )
 _COMMENTS = re.compile(r"\s*(?:--[^\n]*\n\s*)*")
 

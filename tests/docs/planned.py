@@ -12,6 +12,7 @@ from changefeed.plan.context import CompileQuery
 from changefeed.sources.base import PartitionInfo
 from grammar import nodes
 from grammar.parser import parse
+from grammar.printer import to_sql
 from tests.docs.blocks import Block, is_of_a_server
 from tests.golden.world import FakeSource, World, shape
 
@@ -51,6 +52,7 @@ _PARSED = (
     nodes.SkipTransaction,
     nodes.ResumeTables,
 )
+_OF_USERS = (nodes.AlterUser, nodes.Grant, nodes.Revoke, nodes.ShowGrants)
 _USED = re.compile(r"(?:ALTER|PAUSE|RESUME|DROP|SHOW|SHOW CREATE) CHANGEFEED (?!IF|JOB)(\w+)")
 
 
@@ -118,11 +120,13 @@ def plan(block: Block, folder: Path, compile_query: CompileQuery | None = None) 
                 "CREATE SCHEDULE nightly FOR CHANGEFEED shop.orders INTO 'null://' "
                 "RECURRING '@daily'"
             )
-        if isinstance(made[0] if made else None, nodes.AlterUser):
+        if isinstance(made[0] if made else None, _OF_USERS):
             world.run("CREATE USER ann")
         for node in made:
             if isinstance(node, nodes.ResumeChangefeed):
                 world.run("PAUSE ALL CHANGEFEEDS")
+            elif isinstance(node, nodes.Revoke):
+                world.run(to_sql(nodes.Grant(node.kind, node.names, node.users)))
             elif isinstance(node, nodes.DropCdc):
                 world.run(
                     "CREATE CDC FOR shop.orders INTO KAFKA WITH cluster_address = 'http://k:9092'"

@@ -61,6 +61,33 @@ def test_users_have_the_roles_of_the_file(world: World) -> None:
     assert [row[0] for row in world.run("SHOW CREATE ALL").rows] == ["user"]
 
 
+def test_users_have_the_rights_of_the_file(world: World) -> None:
+    text = (
+        SHOP
+        + """CREATE USER bob; CREATE USER ann;
+    GRANT CHANGEFEED ON TABLE shop.public.orders, shop.public.items TO bob;
+    GRANT USAGE ON EXTERNAL CONNECTION shop TO bob, ann;"""
+    )
+    assert applied(world, text)[3:] == [
+        "+ right of bob on shop.public.orders",
+        "+ right of bob on shop.public.items",
+        "+ right of bob on shop",
+        "+ right of ann on shop",
+    ]
+    assert planned(world, text, prune=True) == []
+    exported = [row[2] for row in world.run("SHOW CREATE ALL").rows if row[0] == "grant"]
+    assert "GRANT CHANGEFEED ON TABLE shop.public.orders TO bob" in exported
+    assert planned(world, SHOP + ";".join(map(str, exported))) == []
+    fewer = text.replace(", shop.public.items", "").replace("CREATE USER ann;", "")
+    assert applied(world, fewer.replace(", ann", ""), prune=True) == [
+        "- user ann",
+        "- right of bob on shop.public.items",
+    ]
+    assert [grant.name for grant in world.catalog.grants()] == ["", "orders"]
+    with pytest.raises(ChangefeedError, match="the whole name of a table"):
+        planned(world, "GRANT CHANGEFEED ON TABLE orders TO bob")
+
+
 def test_a_state_becomes_equal_to_the_file_and_stays_so(world: World) -> None:
     assert [change.sign for change in planned(world, FILE)] == ["+"] * 4
     assert world.catalog.connections() == [] and world.catalog.jobs() == []

@@ -114,7 +114,7 @@ class Bench:
         self.generations: list[int] = []
         self.pulled = False
         runtime = cast(Any, self.source_runtime)
-        self.renames = TableRenames(runtime, lambda: self.pulled, self.generations.append)
+        self.renames = TableRenames(catalog, runtime, lambda: self.pulled, self.generations.append)
         self.leaving = TableDeparture(catalog, runtime, self.told.append, self.renames)
 
     def lose(self, *, now: TableName | None = None) -> None:
