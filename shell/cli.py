@@ -453,7 +453,7 @@ def _address(
     metavar="URI",
     envvar="CHANGEFEED_OPENLINEAGE",
     help="Send runs of feeds and the lineage of their columns as OpenLineage's events there: "
-    "webhook-https://HOST/api/v1/lineage.",
+    "webhook-https://HOST/api/v1/lineage or kafka://HOST:9092?topic=NAME.",
 )
 @click.option(
     "--otlp",

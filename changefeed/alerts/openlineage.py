@@ -1,4 +1,4 @@
-"""Runs of feeds as events of OpenLineage, sent over HTTP.
+"""Runs of feeds as events of OpenLineage, sent over HTTP or to a topic of Kafka.
 
 A run of a feed lasts from its CREATE or RESUME until it is paused, fails, ends or is dropped. Its
 id follows from the state and from when it began, so another node goes on with it. The JSON is
@@ -7,27 +7,35 @@ OpenLineage's 2-0-2: https://openlineage.io/spec/2-0-2/OpenLineage.json
 
 from __future__ import annotations
 
+import itertools
+import json
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import pyarrow as pa
+
 from changefeed.alerts.channels import WebhookPlace
 from changefeed.alerts.watch import EVERY, MOST, SendingWatch
 from changefeed.catalog import Catalog, Job, Status
-from changefeed.core.clock import Clock
+from changefeed.core.arrow import MESSAGE_SCHEMA
+from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.references import resolved_uri
-from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.settings import rest, setting
 from changefeed.core.telemetry import log
-from changefeed.core.uri import sink_location, split_uri
+from changefeed.core.types import Kind, LogicalType
+from changefeed.core.uri import sink_location, split_uri, without
 from changefeed.core.version import __version__
 from changefeed.encoding.compile import origin_of
 from changefeed.plan.lineage import ColumnLineage
 from changefeed.sources.registry import PORTS, SAME
 from changefeed.statements.lineage import of_feed
+from sinks.base import Batch, Epoch, Sink, SinkContext, Target, require_durable
+from sinks.registry import open_sink
 
 #: A run that lasts is sent again after so many seconds.
 REPEAT: Final = 3600.0
@@ -43,8 +51,13 @@ _HOW: Final = {
     "join": ("INDIRECT", "JOIN"),
     "group": ("INDIRECT", "GROUP_BY"),
 }
+_KAFKA: Final = ("kafka", "confluent-cloud", "azure-event-hub")
+_HTTP: Final = "webhook-https://host/api/v1/lineage"
+_TOPIC: Final = "kafka://host:9092?topic=name"
 _ACTIVE: Final = frozenset(str(status) for status in Status if status.active)
 _ENDS: Final = {Status.SUCCEEDED: "COMPLETE", Status.FAILED: "FAIL"}
+
+Event = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,21 +67,86 @@ class LineagePlace(WebhookPlace):
     token: str | None = setting(None, "Sent as Authorization: Bearer.", secret=True)
     query: tuple[tuple[str, str], ...] = rest()
 
+    def send(self, event: Event) -> None:
+        """POST it."""
+        headers = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+        self.post(event, "an event", "--openlineage", headers)
 
-def lineage_place(uri: str) -> LineagePlace:
+    def close(self) -> None:
+        """Nothing stays open."""
+
+
+class LineageTopic:
+    """A topic that events go to, as the messages of a feed would; made if it is not there."""
+
+    def __init__(self, sink: Sink, topic: str) -> None:
+        table = TableName("changefeed", "", "lineage")
+        self._target = Target(table, topic)
+        text = LogicalType(Kind.TEXT)
+        columns = (Column("key", "text", text, nullable=False), Column("event", "text", text))
+        self._shape = TableSchema(table, columns, (0,), version=1)
+        self._sink, self._opened = sink, False
+        self._numbers = itertools.count(1)
+
+    def send(self, event: Event) -> None:
+        """Deliver it to all in-sync replicas. The key is that of OpenLineage's own client, so that
+        the events of a job stay in their order.
+
+        Raises:
+            ChangefeedError: the brokers do not answer or refuse it.
+        """
+        at = Timestamp.from_datetime(datetime.fromisoformat(event["eventTime"]))
+        job = event["job"]
+        message = {
+            "key": f"run:{job['namespace']}/{job['name']}".encode(),
+            "value": json.dumps(event).encode(),
+            "wall": at.wall,
+            "logical": 0,
+            "seq": 0,
+            "op": "c",
+        }
+        rows = pa.Table.from_pylist([message], schema=MESSAGE_SCHEMA)
+        epoch = Epoch(next(self._numbers), at)
+        try:
+            if not self._opened:
+                self._sink.open(SinkContext("lineage", 0, (self._target,)))
+                self._opened = True
+            receipt = self._sink.write(Batch("lineage", epoch, 0, self._target, self._shape, rows))
+            require_durable(self._sink.commit(epoch, [receipt]))
+        except ChangefeedError:
+            # What it still has in its queue is sent again, in order.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Leave the brokers; the next event connects again."""
+        self._opened = False
+        self._sink.close()
+
+
+def lineage_place(uri: str) -> LineagePlace | LineageTopic:
     """The place of a URI; connects to nothing.
 
     Raises:
         ChangefeedError: CF1201, CF1202, CF1207 the URI, CF1208 a secret that it refers to.
     """
     parts = split_uri(resolved_uri(uri))
-    if parts.scheme not in ("webhook-https", "webhook-http"):
+    if parts.scheme in ("webhook-https", "webhook-http"):
+        return LineagePlace.read(parts)
+    if parts.scheme not in _KAFKA:
         raise ChangefeedError(
             Code.INVALID_URI,
             f"no lineage goes to {parts.scheme}://",
-            hint="write webhook-https://host/api/v1/lineage for --openlineage.",
+            hint=f"write {_HTTP} or {_TOPIC} for --openlineage.",
         )
-    return LineagePlace.read(parts)
+    topics = [value for name, value in parts.parameters if name == "topic" and value]
+    if len(topics) != 1:
+        raise ChangefeedError(
+            Code.INVALID_URI,
+            f"{parts.scheme}:// of --openlineage needs the parameter topic",
+            hint=f"write {_TOPIC}.",
+        )
+    return LineageTopic(open_sink(without(uri, ("topic",))), topics[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +166,7 @@ class LineageWatch(SendingWatch):
 
     def __init__(
         self,
-        place: LineagePlace,
+        place: LineagePlace | LineageTopic,
         catalog: Catalog,
         leads: Callable[[], bool],
         clock: Clock,
@@ -100,20 +178,32 @@ class LineageWatch(SendingWatch):
         self._runs: dict[int, FeedRun] = {}
         self._waiting: list[dict[str, Any]] = []
         self._trouble = ""
+        #: When it looked last, ns; None: it did not lead.
+        self._looked: int | None = None
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        self._place.close()
 
     def turn(self) -> None:
         if not self._leads():
             self._runs.clear()
+            self._looked = None
             return
+        now = self._clock.now().wall
+        # Before the first look there may have been one of another node.
+        since = now - int(2e9 * self._every) if self._looked is None else self._looked
+        self._looked = now
         jobs = {job.id: job for job in self._catalog.jobs() if not job.sinkless}
         for job in jobs.values():
-            if job.status.active:
+            ended = job.id not in self._runs and job.finished is not None
+            if job.status.active or (ended and (job.finished or 0) > since):
                 self._goes_on(job)
         for run in list(self._runs.values()):
-            now = jobs.get(run.job.id)
-            if now is None or not now.status.active:
+            found = jobs.get(run.job.id)
+            if found is None or not found.status.active:
                 del self._runs[run.job.id]
-                self._ended(run, now)
+                self._ended(run, found)
         del self._waiting[:-MOST]
         self._send()
 
@@ -160,7 +250,7 @@ class LineageWatch(SendingWatch):
             "job": {
                 "namespace": f"changefeed://{state}",
                 "name": run.job.name,
-                "facets": {"jobType": _facet("2-0-4", "JobTypeJobFacet", of_job)},
+                "facets": {"jobType": _facet("2-0-3", "JobTypeJobFacet", of_job)},
             },
             "inputs": run.inputs,
             "outputs": run.outputs,
@@ -169,11 +259,9 @@ class LineageWatch(SendingWatch):
         }
 
     def _send(self) -> None:
-        token = self._place.token
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         try:
             while self._waiting:
-                self._place.post(self._waiting[0], "an event", "--openlineage", headers)
+                self._place.send(self._waiting[0])
                 del self._waiting[0]
         except ChangefeedError as error:
             if self._trouble != error.message:

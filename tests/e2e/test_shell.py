@@ -21,12 +21,14 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from changefeed_testing.sinks.readers import read_files
 from tests.helpers.waiting import until
+from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 from tests.services.webhook import WebhookServer
 
@@ -330,6 +332,50 @@ def test_a_schedule_exports_a_table_whichever_node_lives(
     (schedule,) = shop.rows("SHOW SCHEDULES")
     assert (schedule["job_status"], schedule["error"]) == ("succeeded", None)
     assert slots(postgres) == []
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("over", ["http", pytest.param("kafka", marks=pytest.mark.kafka)])
+def test_a_node_sends_runs_as_lineage(
+    over: str, shop: Shell, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Of a feed that ends before the first look, and of one that is dropped."""
+    server = WebhookServer(authorization="Bearer sesame")
+    uri = f"{server.uri}?token=sesame"
+    topic = ""
+    if over == "kafka":
+        broker: KafkaBroker = request.getfixturevalue("kafka")
+        topic = request.getfixturevalue("topic")
+        uri = f"{broker.uri}?topic={topic}"
+
+    def events() -> list[tuple[str, dict[str, Any]]]:
+        """Keys, and events."""
+        if not topic:
+            return [("", each.value) for each in list(server.requests)]
+        found = broker.messages(topic)
+        return [((each.key or b"").decode(), json.loads(each.value or b"")) for each in found]
+
+    def kinds(feed: str) -> list[str]:
+        return [event["eventType"] for _, event in events() if event["job"]["name"] == feed]
+
+    try:
+        with shop.running("start", "--openlineage", uri) as node:
+            made = f"FOR orders INTO '{(tmp_path / 'x').as_uri()}'"
+            export = f"CREATE CHANGEFEED export {made} WITH initial_scan = 'only'"
+            ran = shop.run("-c", export, "-c", f"CREATE CHANGEFEED copy {made}")
+            assert ran.returncode == 0, ran.stderr
+            until(lambda: "START" in kinds("copy"), "a run", PATIENCE)
+            assert shop.run("-c", "DROP CHANGEFEED copy").returncode == 0
+            until(lambda: kinds("copy")[-1] == "ABORT", "its end", PATIENCE)
+            assert kinds("export") == ["START", "COMPLETE"]
+            node.send_signal(signal.SIGTERM)
+            assert node.wait(PATIENCE) == 0
+        for key, event in events():
+            job = event["job"]
+            assert key == (f"run:{job['namespace']}/{job['name']}" if topic else "")
+            assert event["inputs"][0]["name"].endswith(".public.orders")
+    finally:
+        server.stop()
 
 
 @pytest.mark.extended

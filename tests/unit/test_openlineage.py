@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from changefeed.alerts.openlineage import REPEAT, LineageWatch, lineage_place
+from changefeed.catalog import Status
 from changefeed.core.errors import ChangefeedError
 from tests.golden.world import World
 from tests.services.webhook import WebhookServer
@@ -126,14 +127,66 @@ def test_what_the_server_does_not_take_comes_later_in_order(
 
 
 def test_events_are_read_by_the_client_of_openlineage(world: World, server: WebhookServer) -> None:
-    pytest.importorskip("openlineage.client", reason="openlineage-python is not installed")
     world.run("CREATE CHANGEFEED f FOR orders VALUES FROM (1) TO (9) INTO 'external://out'")
+    world.run("CREATE CHANGEFEED g FOR items INTO 'external://out' WITH initial_scan = 'only'")
     one = watch(world, server)
     one.turn()
-    world.fail("f", ChangefeedError("CF5003", "the sink refuses it"))
+    world.run("ALTER CHANGEFEED f ADD items")
     one.turn()
-    events = sent(server)
-    assert [read(event).eventType.value for event in events] == ["START", "FAIL"]
+    world.fail("f", ChangefeedError("CF5003", "the sink refuses it"))
+    complete(world, "g")
+    one.turn()
+    events = [read(event) for event in sent(server)]
+    assert [(event.job.name, event.eventType.value) for event in events] == [
+        ("f", "START"),
+        ("g", "START"),
+        ("f", "RUNNING"),
+        ("f", "FAIL"),
+        ("g", "COMPLETE"),
+    ]
+
+
+def complete(world: World, name: str) -> None:
+    """The scan of the feed is complete."""
+    job = world.catalog.job(name)
+    world.catalog.transition(job.id, Status.SUCCEEDED, reason="initial scan finished")
+
+
+def test_a_run_that_is_shorter_than_a_look_is_sent_whole(
+    world: World, server: WebhookServer
+) -> None:
+    one = watch(world, server)
+    one.turn()
+    world.clock.advance(5)
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'external://out' WITH initial_scan = 'only'")
+    world.clock.advance(5)
+    complete(world, "f")
+    world.clock.advance(5)
+    one.turn()
+    start, end = sent(server)
+    assert (start["eventType"], end["eventType"]) == ("START", "COMPLETE")
+    assert start["run"] == end["run"] and start["eventTime"] < end["eventTime"]
+    assert end["outputs"][0]["name"] == "orders"
+    world.clock.advance(15)
+    one.turn()
+    # Another node that takes over sends nothing of what ended long ago.
+    world.clock.advance(60)
+    watch(world, server).turn()
+    assert kinds(server) == []
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("kafka://k:9092", "kafka:// of --openlineage needs the parameter topic"),
+        ("kafka://k:9092?topic=", "kafka:// of --openlineage needs the parameter topic"),
+        ("kafka://k:9092?topic=a&tls_enabled=maybe", "tls_enabled"),
+        ("s3://bucket?topic=a", "no lineage goes to s3://"),
+    ],
+)
+def test_a_place_that_is_none_is_refused(uri: str, message: str) -> None:
+    with pytest.raises(ChangefeedError, match=message):
+        lineage_place(uri)
 
 
 def read(event: dict[str, Any]) -> Any:
