@@ -35,7 +35,7 @@ from changefeed.catalog.progress import (
     set_topic,
 )
 from changefeed.catalog.rows import Lease, RateWindow, ScheduledRun
-from changefeed.catalog.schedules import begin_run
+from changefeed.catalog.schedules import KEPT_RUNS, begin_run
 from changefeed.catalog.sources import begin_source
 from changefeed.catalog.sources import save as save_source
 from changefeed.core.clock import Timestamp
@@ -70,6 +70,8 @@ class Jobs(Grants):
 
     #: How many dropped jobs stay, for their history.
     kept_dropped: int = 200
+    #: How many runs of a schedule stay that are over or begin.
+    kept_runs: int = KEPT_RUNS
 
     def create_job(self, spec: JobSpec, run: ScheduledRun | None = None) -> Job:
         """Store a feed, ``starting`` and wanted ``running``, with its tables. ``run`` is the run of
@@ -119,7 +121,7 @@ class Jobs(Grants):
             require_lawful(transaction, get_job(transaction, job_id))
             record(transaction, now, job_id, "status", "created")
             if run is not None:
-                begin_run(transaction, run, job_id)
+                begin_run(transaction, run, job_id, self.kept_runs)
             return self._job(get_job(transaction, job_id))
 
     def next_id(self) -> int:

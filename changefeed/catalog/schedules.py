@@ -134,9 +134,10 @@ class Schedules(CatalogPart):
         return failed
 
 
-def begin_run(transaction: Transaction, run: ScheduledRun, job_id: int) -> None:
+def begin_run(transaction: Transaction, run: ScheduledRun, job_id: int, kept: int) -> None:
     """Make a feed the run of its schedule, in the transaction that makes the feed. Those of earlier
-    runs go: the ones that failed, which would hold the source's log, and old ones that succeeded.
+    runs go: the ones that failed, which would hold the source's log, and of the others all but the
+    last, so that ``kept`` stay with this one.
 
     Raises:
         RunConflict: the run is not due any more.
@@ -152,7 +153,7 @@ def begin_run(transaction: Transaction, run: ScheduledRun, job_id: int) -> None:
     )
     known = transaction.execute(over).all()
     gone = [row.id for row in known if row.status is Status.FAILED]
-    gone += [row.id for row in known if row.status is not Status.FAILED][KEPT_RUNS - 1 :]
+    gone += [row.id for row in known if row.status is not Status.FAILED][kept - 1 :]
     transaction.execute(delete(_job).where(_job.c.id.in_(gone)))
     begun = {"schedule_id": run.schedule_id, "due": run.due, "ended": False}
     transaction.execute(insert(_run).values(job_id=job_id, **begun))

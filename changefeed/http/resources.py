@@ -239,6 +239,19 @@ RESOURCES: tuple[Resource, ...] = (
         body=_TABLES,
     ),
     Resource("GET", "/v1/jobs", "Every job, finished ones too.", lambda _: nodes.ShowJobs()),
+    Resource("GET", "/v1/schedules", "The schedules.", lambda _: nodes.ShowSchedules()),
+    Resource(
+        "POST",
+        "/v1/schedules/{name}/pause",
+        "Begin no more runs of a schedule.",
+        lambda given: nodes.PauseSchedule((_feed(given),)),
+    ),
+    Resource(
+        "POST",
+        "/v1/schedules/{name}/resume",
+        "Let a paused schedule run again.",
+        lambda given: nodes.ResumeSchedule((_feed(given),)),
+    ),
     Resource(
         "GET", "/v1/audit", "Who ran which statement; for admins.", lambda _: nodes.ShowAudit()
     ),

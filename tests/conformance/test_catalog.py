@@ -17,7 +17,15 @@ import pytest
 from cryptography.fernet import Fernet
 from sqlalchemy import Connection, Engine, event, func, literal_column, select, text
 
-from changefeed.catalog import AnyLease, Catalog, LeaseLost, LogClaim
+from changefeed.catalog import (
+    AnyLease,
+    Catalog,
+    LeaseLost,
+    LogClaim,
+    RunConflict,
+    Schedule,
+    ScheduledRun,
+)
 from changefeed.catalog.model import (
     DesiredStatus,
     JobSpec,
@@ -26,6 +34,7 @@ from changefeed.catalog.model import (
     TableProgress,
     TableState,
 )
+from changefeed.catalog.schedules import RETRY_AFTER
 from changefeed.catalog.tables import metadata
 from changefeed.core.clock import ManualClock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError
@@ -593,6 +602,78 @@ def test_a_new_job(catalog: Catalog, state: State) -> None:
     assert refused("CF1101", lambda: catalog.job(-1)) == "could not load job with job id -1"
     (table,) = catalog.tables(job.id)
     assert (table.table, table.state, table.added_at) == (ORDERS, TableState.PENDING, job.created)
+
+
+def test_a_run_of_a_schedule_is_made_once(state: State) -> None:
+    """By several nodes at the same moment, in the transaction of its feed."""
+    catalogs = [state.open() for _ in range(3)]
+    first = catalogs[0]
+    made = first.create_schedule(
+        Schedule("shop", URI, ("orders",), {"initial_scan": "only"}, "@daily", "retry", "wait", 5)
+    )
+    assert (made.name, made.sink_uri, made.created) == ("schedule_1", URI, state.clock.wall)
+    run = ScheduledRun(made.id, 5, 10)
+    refused: list[RunConflict] = []
+
+    def make(catalog: Catalog) -> None:
+        try:
+            catalog.create_job(spec(None, ORDERS), run)
+        except RunConflict as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=make, args=(catalog,)) for catalog in catalogs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (job,) = first.jobs()
+    assert len(refused) == 2 and first.scheduled_jobs() == {job.id}
+    (schedule,) = first.schedules()
+    assert (schedule.due, schedule.last_due, schedule.job_id) == (10, 5, job.id)
+    assert schedule.under_way == (job.name,)
+    assert first.end_runs() == []
+
+
+def test_what_follows_the_runs_of_a_schedule(catalog: Catalog, state: State) -> None:
+    now = state.clock.wall
+    day = 86_400 * 10**9
+    made = catalog.create_schedule(
+        Schedule("shop", "null://", ("orders",), {}, "@daily", "retry", "wait", now, name="s")
+    )
+
+    def run(due: int) -> int:
+        return catalog.create_job(spec(None), ScheduledRun(made.id, due, due + day)).id
+
+    def due() -> int:
+        (schedule,) = catalog.schedules()
+        return schedule.due
+
+    failed = run(now)
+    error = ChangefeedError("CF5001", "the sink is gone")
+    catalog.transition(failed, Status.FAILED, reason="", error=error)
+    said = "run feed_1 has failed: the sink is gone"
+    assert catalog.end_runs() == [("s", said)] and catalog.end_runs() == []
+    assert due() == now + RETRY_AFTER
+    second = run(due())
+    assert [job.id for job in catalog.jobs()] == [second], "the failed one is gone"
+    assert catalog.schedules()[0].error == said
+    catalog.transition(second, Status.SUCCEEDED, reason="")
+    assert catalog.end_runs() == [] and catalog.schedules()[0].error is None
+    catalog.skip_run(ScheduledRun(made.id, 1, 2))
+    after = due()
+    catalog.skip_run(ScheduledRun(made.id, after, after + day))
+    assert due() == after + day
+    catalog.pause_schedule(made.id)
+    with pytest.raises(RunConflict):
+        run(due())
+    assert not catalog.fail_run(ScheduledRun(made.id, due(), due() + day), "no")
+    catalog.resume_schedule(made.id, now + 7)
+    third = run(now + 7)
+    catalog.drop_schedule(made.id)
+    assert catalog.schedules() == [] and catalog.scheduled_jobs() == {second, third}
+    catalog.transition(third, Status.FAILED, reason="", error=error)
+    assert catalog.end_runs() == []
+    assert [job.id for job in catalog.jobs()] == [second, third]
 
 
 def test_names_are_unique_until_dropped(catalog: Catalog) -> None:

@@ -128,6 +128,7 @@ def test_line_by_line(bench: Bench) -> None:
 
 def test_every_resource_answers_as_its_statement(bench: Bench) -> None:
     bench.world.run(MADE)
+    bench.world.run("CREATE SCHEDULE f FOR CHANGEFEED orders INTO 'null://' RECURRING '@daily'")
     for resource in RESOURCES:
         name = "shop" if "/sources/" in resource.path else "f"
         path = resource.path.replace("{name}", name)
@@ -155,6 +156,16 @@ def test_a_name_may_have_a_slash(bench: Bench) -> None:
         assert bench.json(f"/v1/feeds/{path}")[1]["name"] == name
         assert len(bench.json(f"/v1/feeds/{path}/tables")[1]["items"]) == 2
     assert bench.json("/v1/feeds/b%2Fa")[1]["error"] == 'changefeed "b/a" does not exist'
+
+
+def test_schedules(bench: Bench) -> None:
+    made = "CREATE SCHEDULE s FOR CHANGEFEED orders INTO 'null://' RECURRING '@daily'"
+    bench.world.run(made)
+    for verb, status in (("pause", "paused"), ("resume", "active")):
+        assert bench.json(f"/v1/schedules/s/{verb}", {})[0] == 200
+        (schedule,) = bench.json("/v1/schedules")[1]["items"]
+        assert (schedule["name"], schedule["status"]) == ("s", status)
+    assert bench.json("/v1/schedules/none/pause", {})[0] == 404
 
 
 def test_a_feed_is_steered(bench: Bench) -> None:

@@ -12,7 +12,6 @@ import pytest
 from changefeed.api import Session
 from changefeed.apply import Declaration
 from changefeed.catalog import Catalog, Schedule, ScheduledRun, Status
-from changefeed.catalog.schedules import KEPT_RUNS
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.recurring import next_time
 from changefeed.node.schedules import ScheduledFeeds
@@ -276,11 +275,12 @@ def test_a_feed_that_a_person_drops_is_over(bench: Bench) -> None:
 
 
 def test_a_bounded_number_of_runs_stays(bench: Bench) -> None:
+    assert bench.world.catalog.kept_runs == 10
+    bench.world.catalog.kept_runs = 3
     bench.world.run(HOURLY)
-    for hour in range(KEPT_RUNS + 3):
+    for hour in range(5):
         bench.end(bench.at(FIRST + hour * HOUR)[-1].split()[0])
-    kept = [job.id for job in bench.world.catalog.jobs()]
-    assert kept == list(range(4, KEPT_RUNS + 4))
+    assert [job.id for job in bench.world.catalog.jobs()] == [3, 4, 5]
 
 
 # ---------------------------------------------------------------------- statements

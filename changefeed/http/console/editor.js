@@ -72,6 +72,8 @@ export function editor(main, { signal }) {
     if (kinds.has("connection") || kinds.has("table")) found.push(...connections);
     add("function", Object.entries(names?.functions ?? {})
       .map(([name, meta]) => ({ text: name, meta, name: true })));
+    add("schedule", Object.entries(names?.schedules ?? {})
+      .map(([name, meta]) => ({ text: name, meta, name: true })));
     add("option", at.options.map(({ name, summary }) => ({ text: name, meta: summary })));
     const source = at.source ?? (at.path[0] in (names?.connections ?? {}) ? at.path[0]
       : session.source ?? names?.source);
