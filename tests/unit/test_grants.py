@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from changefeed.api import Result, Role, Session
 from changefeed.catalog import (
@@ -20,7 +21,7 @@ from changefeed.catalog import (
 )
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
-from changefeed.plan.sink_resolution import ResolvedSink
+from changefeed.pg.server import PgServer
 from grammar.parser import parse
 from grammar.printer import to_sql
 from tests.golden.world import World
@@ -229,19 +230,12 @@ def test_a_right_reaches_no_further(world: World) -> None:
 
 def test_nothing_is_asked_of_a_place_that_was_not_granted(world: World) -> None:
     """Not even by VALIDATE, which shows problems as rows."""
-    probed: list[str] = []
-
-    def probe(sink: ResolvedSink, *_: Any, **__: Any) -> tuple[list[ChangefeedError], list[str]]:
-        probed.append(sink.real)
-        return [], []
-
-    world.interpreter._probe = probe
     for sink in ("kafka://169.254.169.254:80", "external://vault", "external://out?x=y"):
         result = by(world, f"VALIDATE CREATE CHANGEFEED FOR orders INTO '{sink}'")
         assert result.failure is not None and result.failure.code is Code.RIGHT_MISSING
-    assert probed == []
+    assert world.probed == []
     assert by(world, "VALIDATE CREATE CHANGEFEED FOR orders INTO 'external://out'").failure is None
-    assert probed == ["kafka://k:9092"]
+    assert world.probed == ["orders"]
 
 
 def test_a_schema_is_granted_with_its_tables_to_come(world: World) -> None:
@@ -394,3 +388,25 @@ def test_the_doors_know_the_owner(world: World, tmp_path: Path) -> None:
         assert "GRANT CHANGEFEED ON TABLE shop.public.items TO bob" in body["hint"]
         shown = world.run("SHOW AUDIT WHERE user = 'bob' LIMIT 2").objects()
         assert [entry["code"] for entry in shown] == ["CF1403", "CF1403"]
+
+
+def test_a_session_over_postgresql_is_bound_alike_and_ends_with_its_user(world: World) -> None:
+    (row,) = world.run("ALTER USER bob WITH token = 'new'").rows
+    with PgServer("127.0.0.1", 0, world.interpreter, logins=True, patience=2) as server:
+        host, _, port = server.address.rpartition(":")
+        given = make_conninfo("", host=host, port=port, user="bob", password=str(row[-1]))
+        with psycopg.connect(given, autocommit=True) as client:
+            client.execute("CREATE CHANGEFEED f FOR orders INTO 'external://out'")
+            for statement in (
+                "CREATE CHANGEFEED g FOR items INTO 'external://out'",
+                "ALTER CHANGEFEED f INTO 'file:///etc'",
+                "DROP CHANGEFEED theirs",
+            ):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    client.execute(statement.encode())
+            rows = client.execute("SELECT kind, source, name FROM grants ORDER BY 1, 2").fetchall()
+            assert rows[-1] == ("table", "shop", "orders") and len(rows) == 3
+            world.run("DROP USER bob")
+            world.run("CREATE USER bob WITH role = 'admin'")
+            with pytest.raises(psycopg.OperationalError, match="the login has ended"):
+                client.execute("RESUME CHANGEFEED f")
