@@ -183,6 +183,7 @@ _SECTIONS: dict[str, tuple[tuple[str, str], ...]] = {
         ("modified", "modified"),
         ("finished", "finished"),
         ("node", "node"),
+        ("owner", "owner"),
         ("stays there", "stays"),
     ),
 }

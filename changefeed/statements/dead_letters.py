@@ -42,8 +42,9 @@ def listing(job: Job, context: Context) -> Result:
     """SHOW CHANGEFEED f DEAD LETTERS: the oldest first. A user without the role operator who
     does not own the feed sees a digest in the place of the key, and no row."""
     now = context.clock.now().wall
-    role, own = context.session.role, context.session.bound in (None, job.owner)
-    values = own or role is None or role.covers(Role.OPERATOR)
+    role, own = context.session.role, job.owner is not None and context.session.bound == job.owner
+    values = role is None or role.covers(Role.OPERATOR)
+    values = values or (own and context.catalog.hindrance(job.id) is None)
     rows: list[tuple[Cell, ...]] = [
         (
             letter.id,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from changefeed.catalog import Catalog, external_name
+from changefeed.catalog import Catalog, Job, external_name
 from changefeed.core.errors import ChangefeedError, Code
 from grammar import nodes
 from grammar.printer import name as name_sql
@@ -108,6 +108,10 @@ _OF_OWNERS = (
 )
 
 
+#: Those that show or deliver rows: not while a right is missing.
+_READING = (nodes.RetryDeadLetters, nodes.SkipTransaction, nodes.Verify)
+
+
 def least(statement: nodes.Statement) -> Role:
     """The least role that may run this statement on any feed and connection.
 
@@ -165,11 +169,11 @@ def _granted(statement: nodes.Statement, who: str, catalog: Catalog) -> bool:
     match statement:
         case nodes.Explain(statement=inner) | nodes.Validate(statement=inner):
             if isinstance(inner, nodes.FeedRef):
-                return _owns(inner, who, catalog)
+                return _owned(inner, who, catalog) is not None
             return _granted(inner, who, catalog)
         case nodes.CreateChangefeed(name=name):
             if statement.or_replace and name is not None and catalog.find_job(name) is not None:
-                return _owns(nodes.FeedRef(name), who, catalog)
+                return _owned(nodes.FeedRef(name), who, catalog) is not None
             return any(grant.right == "CHANGEFEED" for grant in catalog.grants(who))
         case nodes.CheckConnection():
             name = statement.name if statement.uri is None else external_name(statement.uri.text)
@@ -179,9 +183,14 @@ def _granted(statement: nodes.Statement, who: str, catalog: Catalog) -> bool:
     if not isinstance(statement, _OF_OWNERS):
         return False
     feeds = getattr(statement, "feeds", None) or (getattr(statement, "feed", None),)
-    return all(feed is not None and _owns(feed, who, catalog) for feed in feeds)
+    owned = [_owned(feed, who, catalog) for feed in feeds if feed is not None]
+    if isinstance(statement, _READING):
+        for job in owned:
+            if job is not None and (lacking := catalog.hindrance(job.id)) is not None:
+                raise lacking
+    return bool(owned) and None not in owned
 
 
-def _owns(feed: nodes.FeedRef, who: str, catalog: Catalog) -> bool:
+def _owned(feed: nodes.FeedRef, who: str, catalog: Catalog) -> Job | None:
     job = catalog.find_job(feed.name if feed.name is not None else feed.job_id or 0)
-    return job is not None and bool(who) and job.owner == who
+    return job if job is not None and who and job.owner == who else None

@@ -161,10 +161,15 @@ listings: st.SearchStrategy[nodes.Inquiry] = st.one_of(
     st.just(nodes.ShowSpark()),
     st.builds(nodes.ShowCdc, st.sampled_from(["streams", "subscribers"])),
 )
+users = tuples(st.builds(Name, names))
 statements: st.SearchStrategy[nodes.Statement] = st.one_of(
     st.builds(nodes.CreateConnection, names, strings, st.booleans()),
     st.builds(nodes.AlterConnection, names, strings, if_exists=st.booleans()),
     st.builds(nodes.CheckConnection, names),
+    st.builds(nodes.Grant, st.just(nodes.GrantKind.TABLE), tuples(qualified(3)), users),
+    st.builds(nodes.Revoke, st.just(nodes.GrantKind.SCHEMA), tuples(qualified(2)), users),
+    st.builds(nodes.Grant, st.just(nodes.GrantKind.CONNECTION), tuples(qualified(1)), users),
+    st.builds(nodes.ShowGrants, st.none() | names),
     st.builds(nodes.DropConnection, names, st.booleans()),
     st.builds(nodes.Use, names),
     creates,

@@ -19,6 +19,8 @@ from changefeed.catalog import (
     TableProgress,
     UserRight,
 )
+from changefeed.catalog.rows import DeadLetter
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.pg.server import PgServer
@@ -238,6 +240,14 @@ def test_nothing_is_asked_of_a_place_that_was_not_granted(world: World) -> None:
     assert world.probed == ["orders"]
 
 
+def test_a_topic_does_not_leave_the_folder_of_a_connection(world: World, tmp_path: Path) -> None:
+    world.run(f"CREATE EXTERNAL CONNECTION files AS 'file://{tmp_path}/out'")
+    world.run("GRANT USAGE ON EXTERNAL CONNECTION files TO bob")
+    by(world, "CREATE CHANGEFEED f FOR orders AS '../../etc/cron.d/x' INTO 'external://files'")
+    (table,) = world.catalog.tables(world.catalog.job("f").id)
+    assert "/" not in table.topic
+
+
 def test_a_schema_is_granted_with_its_tables_to_come(world: World) -> None:
     world.run("GRANT CHANGEFEED ON SCHEMA audit TO bob")
     by(world, "CREATE CHANGEFEED f FOR SCHEMA audit INTO 'external://out'")
@@ -265,6 +275,9 @@ def test_revoke_ends_the_feeds_that_need_the_right(world: World) -> None:
     refused(world, "RESUME CHANGEFEED f", "GRANT CHANGEFEED ON TABLE shop.public.orders TO bob")
     with pytest.raises(ChangefeedError, match=r"shop\.public\.orders"):
         world.run("RESUME CHANGEFEED f")
+    # No row of the table is shown or delivered meanwhile, not even to compare it.
+    for statement in ("VERIFY CHANGEFEED f", "RETRY CHANGEFEED f DEAD LETTERS"):
+        refused(world, statement, "shop.public.orders")
     # Without the table the rest may go on; so may all of it once the right is back.
     by(world, "ALTER CHANGEFEED f DROP orders")
     by(world, "RESUME CHANGEFEED f")
@@ -410,3 +423,19 @@ def test_a_session_over_postgresql_is_bound_alike_and_ends_with_its_user(world: 
             world.run("CREATE USER bob WITH role = 'admin'")
             with pytest.raises(psycopg.OperationalError, match="the login has ended"):
                 client.execute("RESUME CHANGEFEED f")
+
+
+def test_the_owner_sees_the_values_of_dead_letters_while_the_right_lasts(world: World) -> None:
+    by(world, "CREATE CHANGEFEED f FOR orders INTO 'external://out'")
+    job = world.catalog.job("f")
+    row = '{"id": 7}'
+    letter = DeadLetter(ORDERS, "i", Timestamp(1), "c", "CF4101", "no", "digest", "[7]", row)
+    assert world.catalog.keep_dead_letter(job.id, letter, world.node._leases[job.id])
+
+    def seen(user: str = "bob") -> tuple[object, object]:
+        (shown,) = by(world, "SHOW CHANGEFEED f DEAD LETTERS", user).objects()
+        return shown["key"], shown["row"]
+
+    assert seen() == ("[7]", row) and seen("eve") == ("digest", None)
+    world.run("REVOKE CHANGEFEED ON TABLE orders FROM bob")
+    assert seen() == ("digest", None)
