@@ -56,6 +56,14 @@ class StateCollector(Collector):
         for state in self._interpreter.catalog.source_states():
             up.add_metric([state.name], float(not state.error))
         yield up
+        failed = GaugeMetricFamily(
+            "changefeed_schedule_failed",
+            "1 when the last run of the schedule failed or could not begin",
+            labels=["schedule"],
+        )
+        for schedule in self._interpreter.catalog.schedules():
+            failed.add_metric([schedule.name], float(schedule.error is not None))
+        yield failed
 
     def _of_feeds(self, feeds: Sequence[tuple[Job, Health]]) -> Iterator[Metric]:
         def gauge(name: str, text: str) -> GaugeMetricFamily:

@@ -130,6 +130,14 @@ RULES: Final = (
         "alert-rows-differ",
         "{count} rows of {table} differ from the target of {feed}.",
     ),
+    Rule(
+        "ChangefeedScheduleFailed",
+        "changefeed_schedule_failed == 1",
+        0.0,
+        "warning",
+        "alert-schedule-failed",
+        "The last run of schedule {schedule} failed.",
+    ),
 )
 
 

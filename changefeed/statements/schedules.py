@@ -129,10 +129,11 @@ def _times(statement: nodes.CreateSchedule, context: Context) -> tuple[int, dict
     values = own_values(statement.options, SCHEDULE_OPTIONS, "a schedule", reading, more)
     given = {name: value.text.lower() for name, value in values.items()}
     now = context.clock.now()
-    first = now.wall
+    # As a date would be written.
+    first = at_once = now.wall - now.wall % 10**9
     try:
         following = next_time(statement.recurring.text, now.wall)
-        first = following if "first_run" not in given else now.wall
+        first = following if "first_run" not in given else at_once
     except ValueError as error:
         reading.problem(
             Code.INVALID_OPTION_VALUE,

@@ -16,6 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from changefeed.catalog import Schedule, ScheduledRun
 from changefeed.catalog.model import TableProof
 from changefeed.core.delays import Delays
 from changefeed.feeds.counted import with_rows
@@ -61,6 +62,9 @@ def scraped(bench: Bench) -> list[Sample]:
     owed = replace(table, scan_wanted=True, scan_total=5)
     world.catalog.save_progress(job, {table.table: owed}, lease=lease)
     world.catalog.save_source_state("shop", error="cannot connect")
+    broken = Schedule("shop", "null://", (), {}, "@daily", "reschedule", "wait", due=NOW, name="s")
+    run = ScheduledRun(world.catalog.create_schedule(broken).id, NOW, NOW + 1)
+    assert world.catalog.fail_run(run, "a run could not begin")
     return samples(bench)
 
 

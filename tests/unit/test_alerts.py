@@ -67,6 +67,7 @@ def test_each_rule_finds_what_is_wrong(bench: Bench) -> None:
         "Source shop does not answer.",
         "Feed f has burnt 5000% of its budget of late rows.",
         "1 rows of shop.public.orders differ from the target of f.",
+        "The last run of schedule s failed.",
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.recurring import next_time
 from changefeed.node.schedules import ScheduledFeeds
 from changefeed.statements.rights import Role
+from changefeed.statements.schedules import run_sql, schedule_sql
+from grammar.parser import parse
+from grammar.printer import to_sql
 from grammar.split import split
 from tests.golden.world import NOW, World
 
@@ -361,6 +365,25 @@ def test_secrets_are_in_the_run_and_nowhere_else(bench: Bench) -> None:
     assert "s3cret" not in repr(bench.schedule)
     bench.at(NOW)
     assert bench.world.catalog.jobs()[0].sink_uri == secret
+
+
+def test_the_query_of_a_schedule_is_that_of_its_runs() -> None:
+    select = "SELECT id, upper(note) AS loud FROM shop.public.orders WHERE total > 5"
+    schedule = Schedule(
+        "shop", "null://", (select,), {"format": "json", "key_in_value": ""}, "@daily",
+        "retry", "skip", due=FIRST, name="Q 1", created=NOW,
+    )  # fmt: skip
+    options = "format = 'json', key_in_value"
+    assert run_sql(schedule, FIRST) == (
+        f"CREATE CHANGEFEED \"Q 1_20231114_230000\" INTO 'null://' WITH {options} AS {select}"
+    )
+    written = schedule_sql(replace(schedule, due=next_time("@daily", NOW)))
+    assert written == (
+        f"CREATE SCHEDULE \"Q 1\" FOR CHANGEFEED INTO 'null://' WITH {options} AS {select} "
+        "RECURRING '@daily' WITH SCHEDULE OPTIONS on_execution_failure = 'retry', "
+        "on_previous_running = 'skip'"
+    )
+    assert to_sql(parse(written)) == written
 
 
 def test_export_and_apply_know_schedules(bench: Bench) -> None:
