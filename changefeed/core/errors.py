@@ -115,8 +115,8 @@ class Code(StrEnum):
         "CF1403",
         _USER,
         Scope.STATEMENT,
-        "the role of the user does not allow this",
-        "an admin can give another role: ALTER USER name WITH role = 'operator'.",
+        "neither the role nor a right of the user allows this",
+        "an admin can give another role or a right: \\h GRANT.",
     )
 
     # 20xx: the source

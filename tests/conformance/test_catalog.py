@@ -25,6 +25,7 @@ from changefeed.catalog import (
     RunConflict,
     Schedule,
     ScheduledRun,
+    UserRight,
 )
 from changefeed.catalog.model import (
     DesiredStatus,
@@ -432,6 +433,66 @@ def test_what_the_log_must_keep(catalog: Catalog) -> None:
     catalog.delete_job(two.id)
     catalog.transition(one.id, Status.SUCCEEDED, reason="x")
     assert catalog.oldest_needed("shop") is None
+
+
+def test_a_feed_of_a_user_needs_every_right_that_it_uses(catalog: Catalog) -> None:
+    for name in ("shop", "out"):
+        catalog.create_connection(name, "null://")
+    catalog.create_user("bob", "viewer", None)
+    table, schema = UserRight("bob", "shop", "public", "orders"), UserRight("bob", "shop", "public")
+    uses = [UserRight("bob", "shop"), UserRight("bob", "out")]
+    catalog.grant([table, *uses])
+    catalog.grant([table])
+    assert [each.parts for each in catalog.grants("bob")] == [
+        ("out",),
+        ("shop",),
+        ("shop", "public", "orders"),
+    ]
+    spec = JobSpec(
+        "shop",
+        ("public.orders",),
+        (TableProgress(ORDERS, "orders"),),
+        sink_uri="external://out",
+        owner="bob",
+    )
+    job = catalog.create_job(spec).id
+    # A pattern needs the schema, also while no table matches it; DATABASE needs an admin.
+    for targets in (("SCHEMA public INCLUDE TABLES x*",), ('SCHEMA "public"',), ("DATABASE shop",)):
+        with pytest.raises(ChangefeedError) as refused:
+            catalog.create_job(replace(spec, targets=targets, tables=()))
+        assert refused.value.code == "CF1403"
+    joined = replace(spec, tables=(TableProgress(ORDERS, "orders", joined=True),))
+    with pytest.raises(ChangefeedError, match=r"ON SCHEMA shop\.public"):
+        catalog.create_job(joined)
+    catalog.grant([schema])
+    pattern = catalog.create_job(replace(joined, targets=("SCHEMA public",))).id
+    assert catalog.revoke([table]) == [], "the schema covers the table"
+    assert catalog.revoke([schema]) == [job, pattern]
+    assert {each.wanted for each in catalog.jobs()} == {DesiredStatus.PAUSED}
+    lacking = catalog.hindrance(job)
+    assert lacking is not None and catalog.stands_still(job).reason == lacking.message
+    # Nothing sets it going: not RESUME, nor the end of its claim on the log.
+    with pytest.raises(ChangefeedError, match=r"shop\.public\.orders"):
+        catalog.request(job, DesiredStatus.RUNNING)
+    with pytest.raises(ChangefeedError, match=r"shop\.public\.orders"):
+        catalog.create_job(spec)
+    assert catalog.end_claim(LogClaim(job, False, Timestamp.ZERO), "too old")
+    assert catalog.job(job).wanted is DesiredStatus.PAUSED
+    catalog.grant([table])
+    assert catalog.request(job, DesiredStatus.RUNNING).wanted is DesiredStatus.RUNNING
+    # Each of the connections counts, and so does the user.
+    for use in uses:
+        assert catalog.revoke([use]) == [job, pattern]
+        catalog.grant([use])
+        catalog.request(job, DesiredStatus.RUNNING)
+    catalog.alter_user("bob", role="admin")
+    assert catalog.hindrance(pattern) is None and catalog.owner_rights("bob") is None
+    assert catalog.alter_user("bob", role="viewer")[1] == [pattern]
+    assert catalog.drop_user("bob") == [job, pattern] and catalog.grants() == []
+    catalog.create_user("bob", "admin", None)
+    lacking = catalog.hindrance(job)
+    assert lacking is not None and "was dropped" in lacking.message
+    assert catalog.adopt(job) and not catalog.adopt(job) and catalog.hindrance(job) is None
 
 
 def test_what_each_feed_claims_of_the_log(catalog: Catalog) -> None:
