@@ -188,7 +188,7 @@ def _look(
         for table in tables
     ]
     job = Job(
-        id=1, name=name, source="shop", sink_uri=sink, redacted_sink_uri=sink,
+        id=1, name=name, source="shop", sink_uri=sink,
         targets=tuple(tables), options={}, statement="", status=status,
         wanted=DesiredStatus.RUNNING,
         reason=reason, error=None, error_code=None, hint=None, created=_NOW, started=_NOW,

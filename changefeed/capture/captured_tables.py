@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 
 from changefeed.attachments import attachment, capture_tables
@@ -175,18 +176,21 @@ class CapturedTables:
         self._lost.ends_at(lost, at)
         return at
 
-    def why_bound(self, tables: Iterable[Known]) -> str:
-        """Why only the node that captures the source can run a feed of these tables; empty if any
-        can."""
+    def bound(self, feeds: Mapping[int, Collection[Known]]) -> dict[int, str]:
+        """Those of these feeds, by their tables, that only the node which captures the source can
+        run, and why."""
         images = self._images_wanted()
-        for table, table_id in tables:
+
+        def why(table: TableName, table_id: int) -> str:
             lost = self.lost(table, table_id)
             problem = self.problems.get(table) or (lost.error if lost is not None else None)
             if problem is not None:
                 return problem.message
-            if table in images:
-                return f"its row images of {table.schema}.{table.name} are there"
-        return ""
+            there = f"its row images of {table.schema}.{table.name} are there"
+            return there if table in images else ""
+
+        found = {f: next(filter(None, starmap(why, tables)), "") for f, tables in feeds.items()}
+        return {feed: reason for feed, reason in found.items() if reason}
 
     @property
     def ready(self) -> frozenset[TableName]:

@@ -236,9 +236,9 @@ class SourceReconciler:
 
     def _tell_waiting(self, error: ChangefeedError) -> None:
         usual = Status.RETRYING if error.action is Action.RETRY else Status.FAILED
-        for job in self._catalog.jobs(include_finished=False):
+        for job in self._catalog.source_jobs(self.name):
             waits = job.status.active and not self._runs(job.id) and not self.covers(job)
-            if job.source != self.name or not waits:
+            if not waits:
                 continue
             # A RESCAN asks for a new log before it lets its feed wait: this error is an old one.
             if self._catalog.source_state(self.name).renewal and error.code in LOG_LOST:
@@ -251,9 +251,8 @@ class SourceReconciler:
                 self._catalog.transition(job.id, status, reason=reason, error=error)
 
     def _expand(self) -> None:
-        for job in self._catalog.jobs(include_finished=False):
-            mine = job.source == self.name and job.has_patterns
-            if not mine or job.wanted is not DesiredStatus.RUNNING:
+        for job in self._catalog.source_jobs(self.name):
+            if not job.has_patterns or job.wanted is not DesiredStatus.RUNNING:
                 continue
             try:
                 added = expand_job(self._catalog, job, self._source_runtime().source)

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from platformdirs import user_data_path
 from sqlalchemy import (
@@ -86,6 +86,10 @@ _KEY = "key"
 
 #: No letters that need quoting in a name at a source, no look-alikes.
 _ID_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
+
+
+#: The change counter.
+_NUMBER: Final = select(tables.change.c.number)
 
 
 class WriterTurns:
@@ -170,6 +174,8 @@ class Database:
         event.listen(engine, "checkin", self._came_back)
         #: Reads the change counter of a SQLite state, and nothing else.
         self._counter: PoolProxiedConnection | None = None
+        #: The same for PostgreSQL.
+        self._poller: Connection | None = None
         self._counting = threading.Lock()
         self.shown = shown
         self.directory = directory
@@ -303,6 +309,12 @@ class Database:
         with self._reported(), self._writer.connect() as connection, connection.begin():
             yield connection
 
+    @contextmanager
+    def statement(self) -> Iterator[Connection]:
+        """A connection to a server for one statement, which is a transaction."""
+        with self._reported(), self._polling.connect() as connection:
+            yield connection
+
     def version(self) -> int:
         """The change counter: one indexed read, for polling.
 
@@ -325,8 +337,31 @@ class Database:
         return int(number[0])
 
     def _server_version(self) -> int:
-        with self._reported(), self._polling.connect() as connection:
-            return int(connection.execute(select(tables.change.c.number)).scalar_one())
+        # Of a connection of its own, which is looked at no more than it is asked.
+        with self._reported(), self._counting:
+            try:
+                number = self._asked_number()
+            except DBAPIError:
+                # The server may have ended it since the last time.
+                number = self._asked_number()
+            if self._closed:
+                self._drop_poller()
+        return number
+
+    def _asked_number(self) -> int:
+        if self._poller is None:
+            self._poller = self._polling.connect()
+            self._poller.detach()
+        try:
+            return int(self._poller.execute(_NUMBER).scalar_one())
+        except BaseException:
+            self._drop_poller()
+            raise
+
+    def _drop_poller(self) -> None:
+        poller, self._poller = self._poller, None
+        if poller is not None:
+            poller.close()
 
     def wait(self, seen: int, timeout: float) -> int:
         """Return the counter once it differs from ``seen``, or after ``timeout`` seconds.
@@ -348,6 +383,7 @@ class Database:
         self._closed = True
         with self._counting:
             counter, self._counter = self._counter, None
+            self._drop_poller()
         if counter is not None:
             counter.close()
         self._engine.dispose()

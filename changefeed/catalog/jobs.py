@@ -177,11 +177,10 @@ class Jobs(Grants):
 
     def source_jobs(self, source: str) -> list[Job]:
         """Jobs that need what we hold at a source: not dropped, not succeeded; by id."""
-        return [
-            job
-            for job in self.jobs()
-            if job.source == source and job.status is not Status.SUCCEEDED
-        ]
+        ended = (Status.DROPPED.value, Status.SUCCEEDED.value)
+        query = select(_job).where(_job.c.source == source, _job.c.status.not_in(ended))
+        with self._database.read() as transaction:
+            return [self._job(row) for row in transaction.execute(query.order_by(_job.c.id))]
 
     def transition(
         self,
@@ -476,7 +475,6 @@ class Jobs(Grants):
         rows, size = row.rate.per_second(self._now())
         return Job(
             **{field: getattr(row, field) for field in _SAME},
-            redacted_sink_uri="" if row.sink_uri is None else sink_location(row.sink_uri),
             rows_per_second=rows,
             bytes_per_second=size,
         )

@@ -31,6 +31,7 @@ from changefeed.core.events import Position
 from changefeed.core.partition import Partition
 from changefeed.core.schema import RowKey, TableName
 from changefeed.core.unread import UnreadParts
+from changefeed.core.uri import sink_location
 
 #: Canonical text of a target that means more tables than it names.
 _PATTERN = re.compile(r"(SCHEMA|DATABASE) ")
@@ -382,7 +383,6 @@ class Job:
     name: str
     source: str
     sink_uri: str | None
-    redacted_sink_uri: str
     targets: tuple[str, ...]
     options: Mapping[str, str]
     statement: str
@@ -408,6 +408,11 @@ class Job:
     taken: int = 0
     delays: Delays = field(default_factory=Delays)
     owner: str | None = None
+
+    @property
+    def redacted_sink_uri(self) -> str:
+        """The sink without secrets; empty for a sinkless feed."""
+        return "" if self.sink_uri is None else sink_location(self.sink_uri)
 
     @property
     def has_patterns(self) -> bool:

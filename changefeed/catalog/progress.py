@@ -108,6 +108,9 @@ class Progress(CatalogPart):
     def __init__(self, database: Database, clock: Clock | None = None) -> None:
         super().__init__(database, clock)
         self.offered = OfferedHighWaters()
+        self._names_turn = threading.Lock()
+        #: A version of the state, and the names of each job's tables then.
+        self._names: tuple[int, Mapping[int, frozenset[TableName]]] = (-1, {})
 
     def tables(self, job_id: int) -> list[TableProgress]:
         """The tables of a job by name.
@@ -118,6 +121,20 @@ class Progress(CatalogPart):
         continue is ``pending``.
         """
         return self.tables_of_jobs([job_id])[job_id]
+
+    def table_names(self, job_id: int, version: int) -> frozenset[TableName]:
+        """The names of a job's tables, as of a version of the state or later. All feeds of a
+        process ask after each change of the state: one query is for all of them."""
+        with self._names_turn:
+            if self._names[0] < version:
+                read = self._database.version()  # what changes from here on is read again
+                columns = _table.c.job_id, _table.c.source, _table.c.schema, _table.c.name
+                names: dict[int, set[TableName]] = {}
+                with self._database.read() as transaction:
+                    for job, *name in transaction.execute(select(*columns)):
+                        names.setdefault(job, set()).add(TableName(*name))
+                self._names = read, {job: frozenset(found) for job, found in names.items()}
+            return self._names[1].get(job_id, frozenset())
 
     def tables_of_jobs(self, job_ids: Sequence[int]) -> dict[int, list[TableProgress]]:
         """:meth:`tables` of several jobs, in two queries."""

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from sqlalchemy import Connection as Transaction
-from sqlalchemy import and_, case, delete, func, insert, or_, select, update
+from sqlalchemy import and_, bindparam, case, delete, func, insert, or_, select, update
 
 from changefeed.catalog import tables
 from changefeed.catalog.database import CatalogPart
-from changefeed.catalog.leases import check_source, holds
+from changefeed.catalog.leases import check_source, held_elsewhere, holds
 from changefeed.catalog.rows import SourceLease
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.log_manifest import MARK_LENGTH, LogChange, LogManifest, LogNews, TailPart
@@ -27,6 +27,23 @@ _ledger = tables.log_ledger
 _tail = tables.log_tail
 _object = tables.log_object
 _note = tables.log_note
+
+_lease = tables.source_lease
+#: Adds a part of a journal, if the lease is still the last one taken, and keeps it so meanwhile.
+_ADD_PART = (
+    insert(_tail)
+    .from_select(
+        list(_tail.c.keys()),
+        select(*(bindparam(column.name, type_=column.type) for column in _tail.c))
+        .where(
+            _lease.c.source == bindparam("source"),
+            _lease.c.node == bindparam("node"),
+            _lease.c.token == bindparam("token"),
+        )
+        .with_for_update(read=True),
+    )
+    .returning(_tail.c.start)
+)
 
 #: In place of the ledger of a log that is on a node's disk, and is to be moved.
 UNMOVED = ""
@@ -194,6 +211,10 @@ class SharedLogs(CatalogPart):
             ChangefeedError: CF6003, another node has taken the source; nothing was changed.
         """
         source = lease.source
+        part = change.only_part
+        if part is not None and self._database.on_server:
+            self._register_part(lease, part)
+            return
         with self._fenced(lease) as transaction:
             if change.cut is not None:
                 journal, end = change.cut
@@ -224,6 +245,13 @@ class SharedLogs(CatalogPart):
             ):
                 if rows:
                     transaction.execute(insert(table), [row | {"source": source} for row in rows])
+
+    def _register_part(self, lease: SourceLease, part: TailPart) -> None:
+        """One statement in place of four: each waits for the server's answer."""
+        values = asdict(lease) | asdict(part)
+        with self._database.statement() as connection:
+            if connection.execute(_ADD_PART, values).first() is None:
+                raise held_elsewhere(lease.source)
 
     @contextmanager
     def _fenced(self, lease: SourceLease) -> Iterator[Transaction]:

@@ -81,3 +81,10 @@ class LogChange:
     forget_objects: Collection[str] = ()
     notes: Mapping[str, bytes] = field(default_factory=dict)
     forget_notes: Collection[str] = ()
+
+    @property
+    def only_part(self) -> TailPart | None:
+        """The new part, if there is one and nothing else: a small flush."""
+        if len(self.tail) != 1 or self != LogChange(tail=self.tail):
+            return None
+        return self.tail[0]

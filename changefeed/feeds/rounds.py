@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from changefeed.capture.source_runtime import SourceRuntime
@@ -94,7 +94,7 @@ class Rounds:
         self._next_round = 0.0
         self._hurried = threading.Event()
         self._state_version: object = None
-        self._unknown: set[TableName] = set()
+        self._unknown: Collection[TableName] = set()
         self._seen = Timestamp.ZERO
         #: Up to where the changes that gather were weighed, and their bytes.
         self._gathered = (Timestamp.ZERO, 0)
@@ -232,7 +232,7 @@ class Rounds:
         version = self._catalog.version()
         if version != self._state_version:
             self._state_version = version
-            names = {t.table for t in self._catalog.tables(feed.job.id)}
+            names = self._catalog.table_names(feed.job.id, version)
             feed.keep_only(names)
             self._unknown = names - feed.tables.keys()
 

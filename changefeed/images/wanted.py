@@ -10,7 +10,7 @@ from changefeed.catalog.database import CachedRead
 from changefeed.catalog.model import DesiredStatus
 from changefeed.core.schema import TableName
 from changefeed.images.states import Wanted
-from changefeed.options import ROW_IMAGES_MAX_DISK, Options
+from changefeed.options import ROW_IMAGES, ROW_IMAGES_MAX_DISK, Options
 
 
 def wanted_images(catalog: Catalog, source: str) -> Callable[[], Wanted]:
@@ -24,8 +24,11 @@ def wanted_images(catalog: Catalog, source: str) -> Callable[[], Wanted]:
 def _read(catalog: Catalog, source: str) -> Wanted:
     wanted: dict[TableName, int | None] = {}
     for job in catalog.source_jobs(source):
+        # Few feeds have them, and this is read after each change of the state.
+        if job.wanted is DesiredStatus.DROPPED or ROW_IMAGES.name not in job.options:
+            continue
         options = Options.from_dict(job.options)
-        if job.wanted is DesiredStatus.DROPPED or not options.stores_images:
+        if not options.stores_images:
             continue
         limit = options[ROW_IMAGES_MAX_DISK]
         for progress in catalog.tables(job.id):

@@ -245,9 +245,8 @@ class RunningFeeds:
         self._sources.wake()
         for runner in runners:
             runner.join(STOP_SECONDS)
-            if not runner.is_alive():
-                # The next node need not wait for the lease's end.
-                runner.release_lease()
+        # The next node need not wait for the leases' end.
+        self._catalog.release_leases([runner.lease for runner in runners if not runner.is_alive()])
 
 
 def _runnable(job: Job) -> bool:

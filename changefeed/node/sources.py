@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -341,12 +342,15 @@ class NodeSources:
             over = runtime.over_limits
             # A feed that starts here makes a capture that ended with an error try again.
             ended = error.message if error and error.action is not Action.RETRY else ""
-            bound = {}
-            for job, tables in self._feeds.get(name, ()):
-                meant = [(t.table, t.table_id) for t in tables if not given_up(t)]
-                why = over.get(job.id) or ended or runtime.tables.why_bound(meant)
-                if job.id in ready and why:
-                    bound[job.id] = why
+            meant = {
+                job.id: [(t.table, t.table_id) for t in tables if not given_up(t)]
+                for job, tables in self._feeds.get(name, ())
+                if job.id in ready
+            }
+            bound = runtime.tables.bound(meant)
+            for feed in meant:
+                if why := over.get(feed) or ended:
+                    bound[feed] = why
             news = CaptureNews(
                 ready or before.ready,
                 bound if ready else before.bound,
@@ -443,9 +447,9 @@ class NodeSources:
         """End captures; what is held at the sources stays."""
         for reconciler in list(self._reconcilers.values()):
             reconciler.join(STOP_SECONDS)
-        for runtime in self._all_runtimes():
-            runtime.close()
-        for lease in list(self._leases.values()):
-            self._catalog.release_lease(lease)
+        # At once: each waits for a process to end.
+        with ThreadPoolExecutor(thread_name_prefix="source-close") as pool:
+            list(pool.map(SourceRuntime.close, self._all_runtimes()))
+        self._catalog.release_leases(list(self._leases.values()))
         if self._standby is not None:
             self._standby.close()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
@@ -38,8 +39,9 @@ from changefeed.catalog.model import (
 from changefeed.catalog.schedules import RETRY_AFTER
 from changefeed.catalog.tables import metadata
 from changefeed.core.clock import ManualClock, SystemClock, Timestamp
-from changefeed.core.errors import ChangefeedError
+from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier
+from changefeed.core.log_manifest import LogChange, TailPart
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.timings import NODE_TTL
 from changefeed.core.types import LogicalType
@@ -1615,3 +1617,71 @@ def test_no_connection_is_left_open_by_a_state_that_is_closed_while_it_is_read(
     assert catalog.version() >= 0  # a thread that has not seen that the state is closed
     others = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
     until(lambda: postgres.execute(others, [postgres.name]) == [(0,)], "sessions end")
+
+
+def test_the_names_of_the_tables_of_jobs_are_as_of_the_version_that_was_seen(state: State) -> None:
+    """Read once for all jobs of a process, and again after a change that any process made."""
+    catalog, other = state.open(), state.open()
+    f, g = catalog.create_job(spec("f")), catalog.create_job(spec("g", ITEMS))
+    seen = catalog.version()
+    assert catalog.table_names(f.id, seen) == {ORDERS}
+    assert catalog.table_names(g.id, seen) == {ITEMS}
+    other.delete_job(g.id)
+    assert catalog.table_names(g.id, seen) == {ITEMS}, "that is not asked for yet"
+    assert catalog.table_names(g.id, catalog.version()) == frozenset()
+    assert catalog.table_names(f.id, catalog.version()) == {ORDERS}
+
+
+@pytest.mark.postgres
+def test_the_counter_is_read_again_after_the_server_has_ended_its_connection(
+    postgres: Database,
+) -> None:
+    catalog = Catalog.open(postgres.uri)
+    try:
+        before = catalog.version()
+        postgres.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where pid <> pg_backend_pid() and datname = current_database()"
+        )
+        assert catalog.version() == before
+    finally:
+        catalog.close()
+
+
+def test_a_node_that_lost_a_source_adds_nothing_to_its_log(state: State) -> None:
+    """Whether a flush comes alone, which is one statement on a server, or with other changes."""
+    catalog, other = state.open(), state.open()
+    old = catalog.acquire_source("shop", "n1", 15)
+    assert old is not None
+    part = TailPart(1, 0, 3, 7, None, b"abc")
+    catalog.register(old, LogChange(tail=[part]))
+    state.clock.advance(16)
+    new = other.acquire_source("shop", "n2", 15)
+    assert new is not None
+    late = replace(part, start=3)
+    for change in (LogChange(tail=[late]), LogChange(tail=[late], notes={"n": b""})):
+        with pytest.raises(ChangefeedError) as refused:
+            catalog.register(old, change)
+        assert refused.value.code is Code.STATE_HELD_BY_ANOTHER_NODE
+    other.register(new, LogChange(tail=[replace(part, start=3, body=b"def")]))
+    assert list(catalog.tail_bodies("shop", 1, 0)) == [(0, b"abc"), (3, b"def")]
+    found = catalog.log_manifest("shop").tail
+    assert [(p.start, p.size, p.crc, p.object) for p in found] == [(0, 3, 7, None), (3, 3, 7, None)]
+
+
+@pytest.mark.postgres
+def test_a_flush_waits_for_a_node_that_takes_its_source(postgres: Database) -> None:
+    """The statement that adds a part sees the lease as it is when it adds it."""
+    with closing(Catalog.open(postgres.uri)) as catalog, ThreadPoolExecutor() as pool:
+        lease = catalog.acquire_source("shop", "n1", 15)
+        assert lease is not None
+        with postgres.connect(autocommit=False) as taking:
+            taking.execute("update changefeed.capture_lease set node = 'n2', token = token + 1")
+            change = LogChange(tail=[TailPart(1, 0, 3, 7, None, b"abc")])
+            added = pool.submit(catalog.register, lease, change)
+            waits = "select 1 from pg_stat_activity where wait_event_type = 'Lock'"
+            until(lambda: postgres.execute(waits), "it waits")
+            taking.commit()
+        with pytest.raises(ChangefeedError, match="another node captures"):
+            added.result()
+        assert catalog.log_manifest("shop").tail == ()

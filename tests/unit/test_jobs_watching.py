@@ -170,7 +170,7 @@ def test_a_table_that_was_lost_is_wanted_again_after_resume() -> None:
 
 def _job() -> Job:
     return Job(
-        1, "f", "shop", None, "", (), {}, "", Status.RUNNING, DesiredStatus.RUNNING, "", None, None,
+        1, "f", "shop", None, (), {}, "", Status.RUNNING, DesiredStatus.RUNNING, "", None, None,
         None, 0, None, 0, None, None, None, None, 1, False,
     )  # fmt: skip
 

@@ -61,7 +61,7 @@ class World:
         self.stored, self.version = [T], 1
         catalog = SimpleNamespace(
             version=lambda: self.version,
-            tables=lambda job: [SimpleNamespace(table=name) for name in self.stored],
+            table_names=lambda job, version: frozenset(self.stored),
         )
         self.change_log = SimpleNamespace(
             frontier=Frontier(END, "1"),
