@@ -52,6 +52,7 @@ from changefeed.statements import (  # noqa: F401 - each registers what it handl
     functions,
     grants,
     listing,
+    measure,
     pause,
     schedules,
     show,

@@ -21,6 +21,7 @@ from changefeed.core.extras import require_spark
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import LogFormat, log, log_to
 from changefeed.spark.settings import SparkSettings
+from changefeed.statements.context import Measurement
 from changefeed.statements.inquiry import NodeInquiry
 
 if TYPE_CHECKING:
@@ -386,6 +387,12 @@ class Application:
         if not self.node_running():
             self.start_node()
         return self._made().start_sinkless(plan, gone)
+
+    def measure(self, plan: FeedPlan, seconds: float, gone: Callable[[], bool]) -> Measurement:
+        """Run a feed for so long into nothing, and say what it cost."""
+        if not self.node_running():
+            self.start_node()
+        return self._made().measure(plan, seconds, gone)
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
         """Check a CDC query against its table; if no node runs, Spark starts in this process."""

@@ -256,6 +256,17 @@ class _Builder(Transformer[Token, Any]):
             identifier(name), bool(exists), span=_span(meta), name_span=_at(name)
         )
 
+    def explain_analyze(
+        self,
+        meta: Meta,
+        duration: Literal | None,
+        statement: nodes.CreateChangefeed | nodes.CreateDataset | nodes.CreateCdc,
+    ) -> Statement:
+        return nodes.ExplainAnalyze(statement, duration, span=_span(meta))
+
+    def analyze_duration(self, _meta: Meta, duration: Literal) -> Literal:
+        return duration
+
     def experimental_changefeed(
         self,
         meta: Meta,

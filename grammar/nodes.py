@@ -753,6 +753,15 @@ class Explain(Inquiry):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ExplainAnalyze(Statement):
+    """``EXPLAIN ANALYZE [(DURATION '10s')] CREATE CHANGEFEED ..``; runs a feed for so long."""
+
+    statement: CreateChangefeed | CreateDataset | CreateCdc
+    duration: Literal | None = None
+    span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Validate(Inquiry):
     """``VALIDATE`` of a statement, or of a feed that is there (``VALIDATE CHANGEFEED f``); changes
     nothing."""

@@ -188,6 +188,10 @@ class _Printer:
                 if isinstance(node.statement, nodes.FeedRef):
                     return f"VALIDATE CHANGEFEED {_feed(node.statement)}"
                 return f"VALIDATE {self.print(node.statement)}"
+            case nodes.ExplainAnalyze():
+                given = node.duration
+                lasts = None if given is None else f"(DURATION {_literal(given)})"
+                return _words("EXPLAIN ANALYZE", lasts, self.print(node.statement))
             case nodes.Sync():
                 return _words("SYNC CHANGEFEED", _feed(node.feed), _timeout(node.timeout))
             case nodes.SyncAll():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from changefeed.core.shapes import Envelope
 from changefeed.core.sizes import Sizes
 from changefeed.core.spans import span
 from changefeed.core.table_errors import TableError, about_table, renamed
+from changefeed.core.work_stages import UNMEASURED, Stages, WorkStage
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.transactions import (
     TransactionOrders,
@@ -116,8 +118,10 @@ class Delivery:
         sink_session: SinkSession,
         sizes: Sizes | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        stages: Stages = UNMEASURED,
     ) -> None:
         self._clock = clock
+        self._stages = stages
         self._sizes = sizes or Sizes()
         self._log = log
         self._shared = shared
@@ -307,7 +311,7 @@ class Delivery:
         plan = feed.messages(chunk.schema)
 
         def compute() -> pa.Table:
-            return self._messages(feed, chunk, chunk.load())
+            return self._messages(feed, chunk, self._stages.run(WorkStage.READ, chunk.load))
 
         if plan.transactions:
             # The numbers depend on the other tables of the feed.
@@ -321,8 +325,13 @@ class Delivery:
     def _messages(self, feed: Feed, chunk: Chunk, rows: pa.Table) -> pa.Table:
         # Facts that the log stores about its columns do not apply to a query's columns.
         clean = chunk.clean if feed.query is None else None
-        rows = feed.rows(chunk.schema, rows)
-        return encode_messages(rows, feed.messages(chunk.schema), clean, orders=self._orders)
+        if feed.query is None:
+            rows = feed.rows(chunk.schema, rows)
+        else:
+            rows = self._stages.run(WorkStage.QUERY, partial(feed.rows, chunk.schema, rows))
+        plan = feed.messages(chunk.schema)
+        encode = partial(encode_messages, rows, plan, clean, orders=self._orders)
+        return self._stages.run(WorkStage.ENCODE, encode)
 
     def _write_by_halves(
         self,

@@ -28,6 +28,7 @@ from changefeed.core.sizes import Sizes
 from changefeed.core.table_errors import TableError, TableFailure
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
+from changefeed.core.work_stages import UNMEASURED, Stages
 from changefeed.feeds.backlog import Backlog
 from changefeed.feeds.checkpoint import Checkpoint
 from changefeed.feeds.ddl import tell_origin
@@ -97,12 +98,15 @@ class FeedRunner:
         services: FeedServices,
         source_runtime: SourceRuntime,
         sink: Sink | None = None,
+        stages: Stages = UNMEASURED,
     ) -> None:
         """
         Args:
             services: what the feeds of a node share.
             sink: the sink object of a sinkless feed; other feeds create theirs from the URI.
+            stages: measures the steps of the delivery.
         """
+        self._stages = stages
         self._services = services
         time = services.clock, services.timings
         self.catalog = services.catalog
@@ -137,6 +141,7 @@ class FeedRunner:
             self.sink_session,
             services.sizes,
             services.clock,
+            stages,
         )
         backlog = Backlog(
             self.source_runtime.log,
@@ -424,6 +429,7 @@ class FeedRunner:
             spark=spark,
             sinks=self.sink_session,
             sizes=self._services.sizes,
+            stages=self._stages,
             asked_engine=feed.asked_engine(spark.preferred),
             limits=ScanLimits(
                 feed.options[INITIAL_SCAN_CONCURRENCY],

@@ -54,6 +54,7 @@ from changefeed.query.evaluate import QuerySessions
 from changefeed.query.model import CompiledQuery
 from changefeed.query.written import Constants
 from changefeed.spark.session import NodeSpark
+from changefeed.statements.context import Measurement
 from grammar import nodes
 from sinks.base import SparkAccess
 
@@ -447,6 +448,10 @@ class Node:
         """Run a feed for the one client in this process; closing the iterator ends it, and so does
         ``gone``."""
         return self._sinkless.rows(plan, gone)
+
+    def measure(self, plan: FeedPlan, seconds: float, gone: Callable[[], bool]) -> Measurement:
+        """Run a feed for so long into nothing, and say what it cost."""
+        return self._sinkless.measured(plan, seconds, gone)
 
 
 def _reads(job: Job) -> bool:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import cast
 
 from changefeed.capture.source_runtime import SourceRuntime
-from changefeed.catalog.model import Job, Status
+from changefeed.catalog.model import Job, JobSpec, Status
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow
 from changefeed.core.telemetry import log
+from changefeed.core.work_stages import UNMEASURED, MeasuredStages, Stages
 from changefeed.feeds.runner import FeedRunner, FeedServices
+from changefeed.node.measured import MeasuredSink
 from changefeed.options import Options
 from changefeed.plan.stages import FeedPlan
-from sinks.base import ClientSink
+from changefeed.statements.context import Measurement
+from sinks.base import ClientSink, Sink
 from sinks.registry import open_sink
 
 STOP_SECONDS = 10.0
@@ -64,8 +69,47 @@ class SinklessFeeds:
             ChangefeedError: the source refuses, another node took the feed, or the feed failed;
                 CF1303 it wants row images, and another node captures.
         """
-        job = self._catalog.create_job(plan.spec())
         sink = cast("ClientSink", open_sink("sinkless://"))
+        with self._running(plan.spec(), sink) as runner:
+            try:
+                yield from self._delivered(sink, runner, gone)
+            finally:
+                sink.leave()
+
+    def measured(self, plan: FeedPlan, seconds: float, gone: Callable[[], bool]) -> Measurement:
+        """Run a feed of messages for so long, or until it ends, into a sink that only counts.
+
+        Raises:
+            ChangefeedError: as :meth:`rows`; CF1304, the client is ``gone``.
+        """
+        stages = MeasuredStages(self._clock)
+        # Without its address, so that nothing is made there, nor in a schema registry.
+        spec = replace(plan.spec(), name=None, sink_uri=None, sinkless=True)
+        sink = MeasuredSink(self._clock)
+        with self._running(spec, sink, stages) as runner:
+            sink.begin()
+            began = self._clock.monotonic()
+            spent = 0.0
+            while runner.is_alive() and spent < seconds:
+                if gone():
+                    raise ChangefeedError(Code.TIMED_OUT, "the client of the statement has ended")
+                self._clock.wait(self._stopping, min(0.1, seconds - spent))
+                spent = self._clock.monotonic() - began
+            costs = stages.costs()
+            job = self._catalog.job(runner.job_id)
+            if job.status is Status.FAILED:
+                raise _ended_with(job)
+            if (lacking := self._catalog.hindrance(job.id)) is not None:
+                raise lacking
+            tables = self._catalog.tables(job.id)
+        return Measurement(spent, costs, sink.scan, sink.changes, tables)
+
+    @contextmanager
+    def _running(
+        self, spec: JobSpec, sink: Sink, stages: Stages = UNMEASURED
+    ) -> Iterator[FeedRunner]:
+        """A runner of a feed that is no longer than this context; nothing of its job stays."""
+        job = self._catalog.create_job(spec)
         runner: FeedRunner | None = None
         try:
             lease = self._catalog.acquire_lease(job.id, self._services.node_id, self._timings.lease)
@@ -83,13 +127,15 @@ class SinklessFeeds:
                 )
             if source_runtime.log.error is not None:
                 source_runtime.retry()
-            runner = FeedRunner(job, lease, self._services, source_runtime, sink)
+            runner = FeedRunner(job, lease, self._services, source_runtime, sink, stages)
             # Before the loop sees it: a runner that is not alive gives its lease back.
             runner.start()
             self._register(job, runner)
-            yield from self._delivered(sink, runner, gone)
+            if not self._keeps_leases():
+                # A client may look at one row for long.
+                threading.Thread(target=self._keep_lease, args=(runner,), daemon=True).start()
+            yield runner
         finally:
-            sink.leave()
             if runner is not None:
                 runner.request_stop()
                 runner.join(STOP_SECONDS)
@@ -132,9 +178,6 @@ class SinklessFeeds:
     def _delivered(
         self, sink: ClientSink, runner: FeedRunner, gone: Callable[[], bool]
     ) -> Iterator[ClientRow]:
-        if not self._keeps_leases():
-            # A client may look at one row for long.
-            threading.Thread(target=self._keep_lease, args=(runner,), daemon=True).start()
         while not sink.ended:
             if gone():
                 return
@@ -143,7 +186,7 @@ class SinklessFeeds:
                 yield row
         job = self._catalog.job(runner.job_id)
         if job.status is Status.FAILED:
-            raise ChangefeedError(job.error_code or Code.SPARK_FAILED, job.error or job.reason)
+            raise _ended_with(job)
         if (lacking := self._catalog.hindrance(runner.job_id)) is not None:
             raise lacking
         if job.status is not Status.SUCCEEDED:
@@ -160,3 +203,7 @@ class SinklessFeeds:
                     return
             except ChangefeedError as error:
                 log.error("feed %s: %s", runner.name, error.message)
+
+
+def _ended_with(job: Job) -> ChangefeedError:
+    return ChangefeedError(job.error_code or Code.SPARK_FAILED, job.error or job.reason)

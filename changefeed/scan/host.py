@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from changefeed.capture.source_runtime import SourceRuntime
     from changefeed.core.engines import EngineOption
     from changefeed.core.sizes import Sizes
+    from changefeed.core.work_stages import Stages
     from changefeed.encoding.plan import MessagePlan
     from changefeed.encoding.typed_rows import RowPlan
     from changefeed.options import History
@@ -81,6 +82,7 @@ class ScanHost:
         spark: Spark, started on first use.
         sinks: the feed's sink objects.
         sizes: how much is done in one go.
+        stages: measures what is read and encoded in this process.
         asked_engine: where the feed, or else the node, wants scans to run.
         limits: how hard the source is read.
         history: what the feed's tables keep of the past.
@@ -107,6 +109,7 @@ class ScanHost:
     spark: NodeSpark
     sinks: ScanSinks
     sizes: Sizes
+    stages: Stages
     asked_engine: EngineOption
     limits: ScanLimits
     history: History

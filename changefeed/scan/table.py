@@ -45,6 +45,7 @@ from changefeed.core.spans import Attributes, Span, current, span
 from changefeed.core.telemetry import log
 from changefeed.core.unread import PartRange, UnreadParts
 from changefeed.core.unread import joined as joined_ranges
+from changefeed.core.work_stages import WorkStage
 from changefeed.encoding.encode import encode_messages
 from changefeed.options import History
 from changefeed.plan.bulk_work import scan_hindrance
@@ -354,9 +355,16 @@ class ScanWork:
     # -- messages ---------------------------------------------------------------------------
 
     def _messages_here(self, parts: Sequence[ScanPart], writer: ScanWriter) -> None:
+        stages = self.host.stages
+
         def messages(rows: pa.Table) -> pa.Table:
-            rows = self.host.rows(writer.schema, rows)
-            return encode_messages(rows, self.host.messages(writer.schema), scan=True)
+            if self.host.has_query:
+                found = partial(self.host.rows, writer.schema, rows)
+                rows = stages.run(WorkStage.SCAN_QUERY, found)
+            else:
+                rows = self.host.rows(writer.schema, rows)
+            encode = partial(encode_messages, rows, self.host.messages(writer.schema), scan=True)
+            return stages.run(WorkStage.SCAN_ENCODE, encode)
 
         rows = QUERY_ROWS if self.host.has_query else MESSAGE_ROWS
         self._here(parts, writer, messages, rows)
@@ -371,7 +379,8 @@ class ScanWork:
         limits = self.host.limits
         about = {"feed": self.host.name, "table": str(writer.schema.table)}
         read = read_parts(parts, self.stopping, limits.readers, writer.ended.append, about)
-        for batch in joined(self._paced(read, limits.rate), rows, writer.overdue):
+        found = joined(self._paced(read, limits.rate), rows, writer.overdue)
+        for batch in self.host.stages.each(WorkStage.SCAN_READ, found):
             writer.take(scan_rows(writer.schema, batch, self.at), shape)
 
     def _paced(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -18,6 +18,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow, Frontier, Position, StreamRow
 from changefeed.core.schema import TableSchema
 from changefeed.core.timings import Timings
+from changefeed.core.work_stages import Flow, StageCost, WorkStage
 from changefeed.dataset.definition import is_definition
 from changefeed.options import to_span
 from changefeed.plan.context import LogHas, LogOldest, OpenSource, PlanContext
@@ -43,12 +44,34 @@ if TYPE_CHECKING:
     from sinks.base import SparkAccess
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a feed did that ran into nothing for a while.
+
+    Attributes:
+        seconds: how long it ran.
+        costs: of each stage.
+        scan, changes: its messages.
+        tables: how far it came.
+    """
+
+    seconds: float
+    costs: Mapping[WorkStage, StageCost]
+    scan: Flow
+    changes: Flow
+    tables: Sequence[TableProgress]
+
+
 class FeedHost(Protocol):
     """What a statement needs of the node in this process (or the lack of one)."""
 
     def start_sinkless(self, plan: FeedPlan, gone: Callable[[], bool]) -> Iterator[ClientRow]:
         """Run a feed whose rows come out of the iterator; closing it ends the feed, and so does
         ``gone``, soon after it says that the client has left."""
+        ...
+
+    def measure(self, plan: FeedPlan, seconds: float, gone: Callable[[], bool]) -> Measurement:
+        """Run a feed for so long into nothing, and say what it cost; nothing of it stays."""
         ...
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:
@@ -138,6 +161,13 @@ class NoHost(FeedHost):
             Code.NOT_SUPPORTED,
             "a feed without INTO needs a node in this process",
             hint="run the statement in the changefeed shell, or give the feed a sink.",
+        )
+
+    def measure(self, plan: FeedPlan, seconds: float, gone: Callable[[], bool]) -> Measurement:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            "EXPLAIN ANALYZE needs a node in this process",
+            hint="run the statement in the changefeed shell, or over HTTP.",
         )
 
     def compile_query(self, schema: TableSchema, query: nodes.Query) -> CompiledQuery:

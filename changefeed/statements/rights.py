@@ -51,6 +51,7 @@ LEAST: dict[type[nodes.Statement], Role] = {
     nodes.DropSchedule: _A,
     nodes.DropUser: _A,
     nodes.Explain: _O,
+    nodes.ExplainAnalyze: _O,
     nodes.Grant: _A,
     nodes.PauseChangefeed: _O,
     nodes.PauseSchedule: _O,
@@ -125,7 +126,11 @@ def least(statement: nodes.Statement) -> Role:
             return _O if only else LEAST[type(statement)]
         case nodes.CheckConnection(uri=nodes.Literal(text=uri)):
             return LEAST[nodes.CreateConnection if external_name(uri) is None else type(statement)]
-        case nodes.Explain(statement=inner) | nodes.Validate(statement=inner):
+        case (
+            nodes.Explain(statement=inner)
+            | nodes.ExplainAnalyze(statement=inner)
+            | nodes.Validate(statement=inner)
+        ):
             return least(inner) if isinstance(inner, nodes.Statement) else LEAST[type(statement)]
         case nodes.ShowWhere(statement=inner):
             return least(inner)
@@ -167,7 +172,11 @@ def _instead(statement: nodes.Statement, user: str, needed: Role) -> str:
 
 def _granted(statement: nodes.Statement, who: str, catalog: Catalog) -> bool:
     match statement:
-        case nodes.Explain(statement=inner) | nodes.Validate(statement=inner):
+        case (
+            nodes.Explain(statement=inner)
+            | nodes.ExplainAnalyze(statement=inner)
+            | nodes.Validate(statement=inner)
+        ):
             if isinstance(inner, nodes.FeedRef):
                 return _owned(inner, who, catalog) is not None
             return _granted(inner, who, catalog)

@@ -82,13 +82,17 @@ COLUMN_KINDS: dict[str, ColumnKind] = {
     **dict.fromkeys(
         ("job_id", "schedule_id", "pid", "times", "generation", "max_feeds"), ColumnKind.INTEGER
     ),
-    **dict.fromkeys(("emitted_rows", "emitted_bytes", "rows", "size"), ColumnKind.INTEGER),
-    **dict.fromkeys(("lag", "rows_per_second", "bytes_per_second", "waited"), ColumnKind.NUMBER),
+    **dict.fromkeys(("emitted_rows", "emitted_bytes", "rows", "size", "bytes"), ColumnKind.INTEGER),
+    **dict.fromkeys(
+        ("lag", "rows_per_second", "bytes_per_second", "waited", "seconds"), ColumnKind.NUMBER
+    ),
     **dict.fromkeys(("created", "started", "finished", "modified"), ColumnKind.MOMENT),
     **dict.fromkeys(
         ("time", "last", "at", "expires", "seen", "next_run", "last_run"), ColumnKind.MOMENT
     ),
-    **dict.fromkeys(("full_table_names", "topics", "captures", "feeds"), ColumnKind.LIST),
+    **dict.fromkeys(
+        ("full_table_names", "topics", "captures", "feeds", "paused_tables"), ColumnKind.LIST
+    ),
     **dict.fromkeys(("key", "used_by", "watched_by", "targets", "options"), ColumnKind.LIST),
 }
 

@@ -19,6 +19,7 @@ from changefeed.core.partition import KeyInterval, Partition
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.core.timings import LONGEST_LEASE
 from changefeed.core.types import LogicalType
+from changefeed.core.work_stages import Flow, StageCost, WorkStage
 from changefeed.dataset.model import DatasetColumn
 from changefeed.dataset.tables import Registration
 from changefeed.options import mask_statement
@@ -40,6 +41,7 @@ from changefeed.sources.base import (
     Watch,
 )
 from changefeed.sources.postgres.logical_messages import messages_schema
+from changefeed.statements.context import Measurement
 from grammar import nodes
 from grammar.nodes import Span as GrammarSpan
 from grammar.problems import point
@@ -314,6 +316,17 @@ class FakeNode:
         for table in plan.tables:
             yield ClientRow(table.schema.table.name, b"[1]", '{"after": {"a": "é"}}'.encode(), "c")
         yield ClientRow(None, None, b'{"resolved": "1.0000000000"}', "")
+
+    def measure(self, plan: FeedPlan, seconds: float, gone: Callable[[], bool]) -> Measurement:
+        tables = [replace(table.progress, scan_total=90_000) for table in plan.tables]
+        costs = {
+            WorkStage.SCAN_READ: StageCost(50_000, 4_000_000, 0.5),
+            WorkStage.SCAN_ENCODE: StageCost(50_000, 9_000_000, 4.0),
+            WorkStage.READ: StageCost(100, 8_000, 0.001),
+            WorkStage.ENCODE: StageCost(100, 18_000, 0.002),
+        }
+        scan = Flow(50_000, 8_000_000, 300, 0.25, seconds)
+        return Measurement(seconds, costs, scan, Flow(100, 16_000, 300, 1.0, 2.0), tables)
 
     def hasten(self, source: str) -> None:
         self.hastened.append(source)

@@ -91,6 +91,7 @@ def test_a_user_makes_feeds_of_granted_tables_and_owns_them(world: World) -> Non
         "CREATE OR REPLACE CHANGEFEED f FOR orders INTO 'external://out'",
         "VALIDATE CHANGEFEED f",
         "EXPLAIN CREATE CHANGEFEED FOR orders INTO 'external://out'",
+        "EXPLAIN ANALYZE CREATE CHANGEFEED FOR orders INTO 'external://out'",
         "ALTER CHANGEFEED f RENAME TO g",
         "CHECK EXTERNAL CONNECTION out",
         "DROP CHANGEFEED g",
@@ -120,6 +121,7 @@ ATTACKS = [
     ("ALTER CHANGEFEED f ADD SCHEMA audit", "ON SCHEMA shop.audit"),
     ("CREATE OR REPLACE CHANGEFEED f FOR orders, items INTO 'external://out'", "public.items"),
     ("EXPLAIN CREATE CHANGEFEED FOR items INTO 'external://out'", "shop.public.items"),
+    ("EXPLAIN ANALYZE CREATE CHANGEFEED FOR items INTO 'external://out'", "shop.public.items"),
     # Another place.
     ("CREATE CHANGEFEED g FOR orders INTO 'file:///etc'", "INTO 'external://name'"),
     ("CREATE CHANGEFEED g FOR orders INTO 'kafka://169.254.169.254:80'", "a sink's URI"),

@@ -226,9 +226,13 @@ def test_a_listing_says_its_columns_before_it_runs(world: World) -> None:
 def test_columns_have_the_type_of_their_cells(world: World) -> None:
     """A client is given the types before the rows."""
     kinds = {20: int, 701: int | float, 25: str, 1184: str, 1009: str}
-    for statement in ("SHOW CHANGEFEEDS", "SHOW JOBS", "SHOW CHANGEFEED f TABLES", "SHOW TABLES",
+    world.run("CREATE CHANGEFEED two FOR orders, items INTO 'null://'")
+    for statement in ("PAUSE CHANGEFEED two TABLE items", "RESUME CHANGEFEED two TABLE items",
+                      "EXPLAIN ANALYZE CREATE CHANGEFEED FOR items INTO 'null://'",
+                      "SHOW CHANGEFEEDS", "SHOW JOBS", "SHOW CHANGEFEED f TABLES", "SHOW TABLES",
                       "SHOW CHANGEFEED f EVENTS", "SHOW EXTERNAL CONNECTIONS"):  # fmt: skip
         result = world.run(statement)
+        assert columns_of(parse(statement)) in (None, result.columns), statement
         for row in result.rows:
             for name, cell in zip(result.columns, row, strict=True):
                 value = stored(cell)
