@@ -111,7 +111,22 @@ def test_a_scan_that_is_not_over_says_what_bounds_it(feeds: Feeds) -> None:
         return
     said = found["scan: bound by"]["detail"]
     assert said.endswith(" of about 2,000 rows")
-    assert said.startswith(("initial_scan_max_rate, or the source: ", "its start: the snapshot"))
+    assert said.startswith(
+        ("initial_scan_max_rate, or the source: ", "its start: the first message")
+    )
+
+
+@pytest.mark.extended
+@pytest.mark.spark
+def test_the_stage_of_a_query_is_measured(feeds: Feeds, postgres: Database) -> None:
+    answer = feeds.execute(
+        "EXPLAIN ANALYZE (DURATION '120s') CREATE CHANGEFEED INTO 'null://' "
+        "WITH initial_scan = 'only' AS SELECT a, upper(b) AS c FROM t WHERE a > 100"
+    )
+    found = stages(answer)
+    assert list(found)[:3] == ["scan: read", "scan: query", "scan: encode"]
+    assert [found[name]["rows"] for name in list(found)[:4]] == [2000, 1900, 1900, 1900]
+    assert found["scan: query"]["seconds"] > 0 and held(postgres) == ([], [])
 
 
 def test_what_cannot_run_into_nothing_is_refused(

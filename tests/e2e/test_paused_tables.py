@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from tests.e2e.feeds import BRISK, Feeds, consumed, running
 from tests.helpers.waiting import until
+from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 
 pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.timeout(300)]
@@ -169,6 +171,45 @@ def test_a_table_that_goes_while_it_is_paused_is_delivered_up_to_then(
         assert feeds.catalog.tables(1)[0].error_code == "CF2106"
         assert values(out, "t") == [1, 2]
     assert values(out, "u") == [2, 3]
+
+
+@pytest.mark.extended
+@pytest.mark.kafka
+def test_other_topics_have_their_resolved_timestamps(
+    feeds: Feeds, postgres: Database, kafka: KafkaBroker
+) -> None:
+    """And exactly once holds over the pause and another node."""
+    postgres.execute(
+        "create table t (a int primary key); insert into t values (1);"
+        "create table u (a int primary key)"
+    )
+    feeds.execute(
+        f"CREATE CHANGEFEED f FOR t, u INTO '{kafka.uri}?topic_prefix=paused_' "
+        "WITH resolved = '100ms', updated, delivery = 'exactly_once'"
+    )
+
+    def seen(topic: str) -> tuple[list[int], str]:
+        """The rows, and the last resolved timestamp."""
+        found = [json.loads(record.value or b"{}") for record in kafka.messages(f"paused_{topic}")]
+        rows = [message["after"]["a"] for message in found if "after" in message]
+        return rows, max((m["resolved"] for m in found if "resolved" in m), default="")
+
+    feeds.sync("f")
+    answer = feeds.execute("PAUSE CHANGEFEED f TABLE t")
+    assert answer.notices == ["no resolved timestamps go to paused_t while the table is paused"]
+    for number in (2, 3):
+        postgres.execute(f"insert into t values ({number}); insert into u values ({number})")
+        feeds.execute("SYNC ALL CHANGEFEEDS")
+        feeds.close()
+        feeds.open()
+    place, end = str(feeds.catalog.tables(1)[0].done_upto), str(feeds.catalog.job("f").high_water)
+    until(lambda: seen("u")[1] >= end)
+    assert (seen("u")[0], seen("t")[0]) == ([2, 3], [1])
+    assert seen("t")[1] <= place < end
+    feeds.execute("RESUME CHANGEFEED f TABLE t")
+    feeds.sync("f")
+    until(lambda: seen("t")[1] > end)
+    assert seen("t")[0] == [1, 2, 3]
 
 
 @pytest.mark.extended
