@@ -84,3 +84,9 @@ class Timings:
     silent: float = 30.0
     resume: float = 10.0
     answer: float = 30.0
+
+    @property
+    def task_lease(self) -> float:
+        """How long a task of Spark may write after it last heard of its node: it ends before
+        another node may have taken the feed."""
+        return max(self.pulse, self.lease - 2 * self.pulse)

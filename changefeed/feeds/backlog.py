@@ -154,12 +154,14 @@ class Backlog:
         sink_session: SinkSession,
         note: Callable[[str], None],
         clock: Clock,
+        task_lease: float,
     ) -> None:
         """
         Args:
             log: the change log, as the node reads it.
             folder: its directory, which Spark's workers see, too.
             note: records for SHOW what runs as a job.
+            task_lease: how long workers may write that hear nothing of this process, seconds.
         """
         self._log = log
         self._folder = folder
@@ -168,6 +170,7 @@ class Backlog:
         self._sink_session = sink_session
         self._note = note
         self._clock = clock
+        self._task_lease = task_lease
         self._refused_upto = Timestamp.ZERO
         self._noted: set[str] = set()
 
@@ -248,7 +251,7 @@ class Backlog:
         number, upto = next(_numbers), found.upto
         name = feed.job.name
         group = f"changefeed {name} backlog {number}"
-        barrier = WriteBarrier()
+        barrier = WriteBarrier(self._task_lease)
         text = f"backlog of {found.rows:,} rows as a Spark job of {lanes} lanes"
         log.info("feed %s: %s, up to %s (%s)", name, text, upto, choice.reason)
         self._note(text)

@@ -52,6 +52,7 @@ from changefeed.options import (
 )
 from changefeed.plan.bulk_work import scan_limit
 from changefeed.query.evaluate import QuerySessions
+from changefeed.scan.admission import LEASE_SECONDS
 from changefeed.scan.host import ScanHost, ScanLimits
 from changefeed.scan.thread import SnapshotScan
 from changefeed.spark.session import NodeSpark
@@ -150,6 +151,7 @@ class FeedRunner:
             self.sink_session,
             lambda text: self.catalog.record_event(self.job_id, "engine", text),
             services.clock,
+            self._task_lease,
         )
         self._checkpoint = Checkpoint(
             self.sink_session,
@@ -271,6 +273,12 @@ class FeedRunner:
 
     def wake(self) -> None:
         self.source_runtime.log.wake()
+
+    @property
+    def _task_lease(self) -> float:
+        # A state in a directory has one node, and none other takes the feeds of one that hangs.
+        shared = self.catalog.on_server
+        return self._services.timings.task_lease if shared else LEASE_SECONDS
 
     @property
     def lease(self) -> Lease:
@@ -451,7 +459,7 @@ class FeedRunner:
             target=feed.target,
             refuse_row=feed.refuse_row if feed.dead_letters.wanted else None,
         )
-        return SnapshotScan(host, tables, self._services.clock)
+        return SnapshotScan(host, tables, self._services.clock, self._task_lease)
 
     def _after_error(self, error: ChangefeedError) -> bool:
         """Pause before another attempt; returns False if the feed ends with the error."""

@@ -10,7 +10,7 @@ the delivery or with the process.
 * An attempt waits while another attempt of its task is inside.
 * What a finished attempt returned is kept: later attempts return the same and deliver nothing.
 * The driver sends a *ping*, and the next one only after the answer. A worker may write for
-  :data:`LEASE_SECONDS` after it answered a ping whose answer the driver has confirmed by the next
+  its lease after it answered a ping whose answer the driver has confirmed by the next
   one; then it must stop. An attempt that has not answered for as long is replaced.
 * :meth:`WorkerAdmission.close` admits no more workers and returns when all have left.
 
@@ -24,6 +24,7 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import signal
 import socket
 import struct
@@ -50,7 +51,8 @@ _ALIVE, _RESULT = b"a", b"r"
 
 #: Seconds a worker gets to end by itself once its delivery was cancelled.
 GRACE_SECONDS = 5.0
-#: Seconds that a worker may write after it was last in touch with the driver.
+#: Seconds that a worker may write after it was last in touch with the driver, where no other node
+#: can take the feed of one that stands still.
 LEASE_SECONDS = 30.0
 #: Seconds between an answer and the next ping.
 PING_SECONDS = 2.0
@@ -166,7 +168,7 @@ class Admission:
     def _watch(self, held: socket.socket, answered: float) -> None:
         while True:
             try:
-                said = held.recv(1)
+                said = held.recv(1) if self._hears(held) else b""
             except OSError:
                 said = b""
             if said == _KEPT:
@@ -181,6 +183,15 @@ class Admission:
                 break
         if self._held is held:
             os._exit(os.EX_TEMPFAIL)  # cut off: threads of a client may still be writing
+
+    def _hears(self, held: socket.socket) -> bool:
+        """Wait for a word of the driver; False if there was none in the time of the lease."""
+        while (left := self._until - self._clock.monotonic()) > 0:
+            poll = select.poll()
+            poll.register(held, select.POLLIN)
+            if poll.poll(left * 1000):
+                return True
+        return False
 
     def _end_if_expired(self) -> None:
         """After the process was stopped for a while, before it does anything else."""
@@ -397,9 +408,13 @@ class WriteBarrier:
 
     After :meth:`close` no write passes, and none is running. Reads may continue for a while, which
     is harmless.
+
+    Args:
+        lease: of the workers, seconds; see :class:`WorkerAdmission`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lease: float = LEASE_SECONDS) -> None:
+        self._lease = lease
         self._passing = threading.RLock()
         self._closing = threading.Event()
         self._gate: WorkerAdmission | None = None
@@ -425,7 +440,8 @@ class WriteBarrier:
         """
         with self.passing():
             if self._gate is None:
-                self._gate = WorkerAdmission(host, here=here)
+                ping = min(PING_SECONDS, self._lease / 4)
+                self._gate = WorkerAdmission(host, here=here, lease=self._lease, ping=ping)
             return self._gate.ticket()
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import KeyRange, TableName, TableSchema
 from changefeed.core.table_errors import TableError, about_table
 from changefeed.core.unread import UnreadParts
-from changefeed.scan.admission import ScanStopped, WriteBarrier
+from changefeed.scan.admission import LEASE_SECONDS, ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost
 from changefeed.scan.table import PartLedger, ScanWork, TableParts, spark_hindrance
 from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, ScanPart, Snapshot, Source
@@ -101,14 +101,19 @@ class SnapshotScan(threading.Thread):
     """Scans tables of a feed; the feed looks at :attr:`tables` and :attr:`at`."""
 
     def __init__(
-        self, host: ScanHost, tables: Sequence[TableProgress], clock: Clock = SYSTEM_CLOCK
+        self,
+        host: ScanHost,
+        tables: Sequence[TableProgress],
+        clock: Clock = SYSTEM_CLOCK,
+        task_lease: float = LEASE_SECONDS,
     ) -> None:
+        """``task_lease``: how long workers may write that hear nothing of this process, seconds."""
         super().__init__(name=f"scan-{host.name}", daemon=True)
         self.tables = {t.table: TableScan.of(t) for t in tables}
         self.at: Timestamp | None = None
         self.error: Exception | None = None
         #: What this scan writes, it writes through here.
-        self.barrier = WriteBarrier()
+        self.barrier = WriteBarrier(task_lease)
         #: Set by the feed's thread once :attr:`at` is durable in the progress of the tables.
         self.timestamp_saved = threading.Event()
         self._host = host

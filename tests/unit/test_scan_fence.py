@@ -9,12 +9,14 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 import pytest
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.timings import LONGEST_LEASE, SHORTEST_LEASE, Timings
 from changefeed.scan.admission import AdmissionTicket, ScanStopped, WorkerAdmission, WriteBarrier
 from tests.helpers.waiting import suspend, until
 
@@ -171,6 +173,43 @@ def test_a_frozen_worker_elsewhere_is_replaced_and_writes_no_more_when_it_wakes_
         assert worker.exitcode == os.EX_TEMPFAIL
         assert file.stat().st_size <= before + 1  # the write that was under way
     gate.close()
+
+
+def _send_all(ticket: AdmissionTicket, file: str) -> None:
+    """One long write, as by the threads of a client."""
+    with ticket.enter(0), open(file, "ab", 0) as out:
+        while True:
+            out.write(b"w")
+            time.sleep(0.001)
+
+
+def _drive(tickets: Connection) -> None:
+    """A node that may freeze."""
+    tickets.send(WorkerAdmission(here=False, lease=1.0, ping=0.05).ticket())
+    threading.Event().wait()
+
+
+def test_a_worker_whose_node_froze_ends_before_another_node_takes_the_feed(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    node = context.Process(target=_drive, args=(there,), daemon=True)
+    node.start()
+    file = tmp_path / "written"
+    worker = context.Process(target=_send_all, args=(here.recv(), str(file)), daemon=True)
+    worker.start()
+    until(lambda: file.exists() and file.stat().st_size > 1000, seconds=60)
+    assert node.pid is not None
+    suspend(node.pid)
+    worker.join(20)
+    node.kill()
+    assert worker.exitcode == os.EX_TEMPFAIL
+
+
+@pytest.mark.parametrize("lease", [SHORTEST_LEASE, 5.0, 10.0, LONGEST_LEASE])
+def test_a_task_may_write_for_less_long_than_the_lease_of_its_node(lease: float) -> None:
+    """The node renewed its lease at most one pulse before it stood still."""
+    timings = Timings(lease=lease)
+    assert timings.task_lease + timings.pulse < lease
 
 
 def test_a_dead_worker_holds_up_nobody() -> None:
