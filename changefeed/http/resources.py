@@ -120,6 +120,10 @@ def _rescan(given: Mapping[str, Any]) -> nodes.Statement:
     return nodes.AlterChangefeed(_feed(given), (nodes.AlterRescan(_tables(given)),))
 
 
+def _skip(given: Mapping[str, Any]) -> nodes.Statement:
+    return nodes.SkipTransaction(_feed(given), nodes.Literal(given.get("transaction", "")))
+
+
 def _whole_or_tables(
     whole: type[nodes.PauseChangefeed | nodes.ResumeChangefeed],
     some: type[nodes.PauseTables | nodes.ResumeTables],
@@ -237,6 +241,13 @@ RESOURCES: tuple[Resource, ...] = (
         "Read tables of a feed again, all of them if none is named.",
         _rescan,
         body=_TABLES,
+    ),
+    Resource(
+        "POST",
+        "/v1/feeds/{name}/skip-transaction",
+        "Continue after the transaction at which tables of a feed failed, which they name.",
+        _skip,
+        body={"transaction": {"type": "string"}},
     ),
     Resource("GET", "/v1/jobs", "Every job, finished ones too.", lambda _: nodes.ShowJobs()),
     Resource("GET", "/v1/schedules", "The schedules.", lambda _: nodes.ShowSchedules()),

@@ -16,6 +16,7 @@ from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 
 from changefeed.api import Result, Seconds
+from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.schema import TableName
 from changefeed.http.answers import error_of, result_of
@@ -182,6 +183,22 @@ def test_a_feed_is_steered(bench: Bench) -> None:
     for action, paused in (("pause", ["public.items"]), ("resume", [])):
         status, body = bench.json(f"/v1/feeds/f/{action}", {"tables": ["public.items"]})
         assert (status, body["status"], body["paused_tables"]) == (200, "running", paused)
+
+
+def test_a_transaction_at_which_a_table_failed_is_skipped(bench: Bench) -> None:
+    bench.world.run(MADE)
+    bench.world.node.deliver("f", NOW)
+    catalog, at = bench.world.catalog, Timestamp(NOW, 3)
+    (items,) = (t for t in catalog.tables(1) if t.table.name == "items")
+    failed = items.failed(ChangefeedError("CF4001", "value cannot be encoded"), at)
+    catalog.save_progress(1, {items.table: failed}, lease=bench.world.node._leases[1])
+    for wrong in ({}, {"transaction": "1.0"}):
+        status, body = bench.json("/v1/feeds/f/skip-transaction", wrong)
+        assert (status, body["code"]) == (409, "CF1301")
+    (row,) = (r for r in bench.json("/v1/feeds/f/tables")[1]["items"] if r["transaction"])
+    status, body = bench.json("/v1/feeds/f/skip-transaction", {"transaction": row["transaction"]})
+    assert (status, body["items"]) == (200, [{"table": "public.items", "transaction": str(at)}])
+    assert next(t for t in catalog.tables(1) if t.table.name == "items").skipped == at
 
 
 def test_a_table_with_a_dot_in_its_name_is_read_again(bench: Bench) -> None:

@@ -20,6 +20,9 @@ function tablesOf(name, rights) {
     { name: "actions", title: "", show: (row) => [
       row.state === "failed" && actionButton("Retry", `RESUME CHANGEFEED ${quoted(name)}`,
         rights("POST /v1/feeds/{name}/retry")),
+      row.transaction && actionButton("Skip transaction",
+        `ALTER CHANGEFEED ${quoted(name)} SKIP TRANSACTION '${row.transaction}'`,
+        rights("POST /v1/feeds/{name}/skip-transaction")),
       row.state === "paused" && actionButton("Resume",
         `RESUME CHANGEFEED ${quoted(name)} TABLE ${row.table}`, rights("POST /v1/feeds/{name}/resume")),
       !["paused", "failed", "done"].includes(row.state) && actionButton("Pause",
