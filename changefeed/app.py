@@ -453,6 +453,8 @@ class Application:
         """
         if self._node is not None:
             self._node.deliver_now(job_id)
+        else:
+            self.catalog.hurry(job_id)
 
     def node_running(self) -> bool:
         """Whether some process runs the feeds of this state."""

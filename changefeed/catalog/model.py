@@ -377,6 +377,7 @@ class Job:
         delays: how late its rows were.
         owner: the user whose rights bound it, empty after that user was dropped; None: it belongs
             to the admins.
+        hurried: how often a statement asked for what gathers; see :meth:`Jobs.hurry`.
     """
 
     id: int
@@ -408,6 +409,7 @@ class Job:
     taken: int = 0
     delays: Delays = field(default_factory=Delays)
     owner: str | None = None
+    hurried: int = 0
 
     @property
     def redacted_sink_uri(self) -> str:

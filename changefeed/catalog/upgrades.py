@@ -82,6 +82,8 @@ def _to_19(operations: Operations) -> None:
     operations.add_column("job_table", by)
     operations.add_column("api_user", Column("scram", Text))
     operations.add_column("job", Column("owner", Text))
+    hurried = Column("hurried", BigInteger, nullable=False, server_default="0")
+    operations.add_column("job", hurried)
     names = ("user", "source", "schema", "name")
     operations.create_table(
         "api_grant",

@@ -115,6 +115,8 @@ class FeedRunner:
         self.name = job.name
         self.source = job.source
         self.generation = job.generation
+        #: As of :attr:`Job.hurried`, when its node last looked.
+        self.hurried = job.hurried
         self.source_runtime = source_runtime
         self._lease = lease
         self._stopping = threading.Event()

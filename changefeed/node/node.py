@@ -240,6 +240,8 @@ class Node:
         runner = self.feeds.runner(job_id)
         if runner is not None:
             runner.request_delivery()
+        else:
+            self.catalog.hurry(job_id)
 
     def spark_with(self, packs: Sequence[str]) -> SparkAccess:
         """The Spark of this process, with jar packs."""

@@ -121,7 +121,8 @@ class RunningFeeds:
 
     def tell_altered(self, jobs: Sequence[Job]) -> None:
         """Give runners an ALTER once the source is ready for it: an added table is captured
-        then, and a retried table gets the present answer of the source.
+        then, and a retried table gets the present answer of the source. What gathers is delivered
+        where another process asked for it.
         """
         for job in jobs:
             runner = self._runners.get(job.id)
@@ -129,6 +130,9 @@ class RunningFeeds:
                 continue
             if job.name != runner.name:
                 runner.request_rename(job.name)
+            if job.hurried != runner.hurried:
+                runner.hurried = job.hurried
+                runner.request_delivery()
             if job.generation != runner.generation and self._sources.covered(job):
                 runner.request_reload()
 

@@ -18,6 +18,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
 from changefeed.core.timings import Timings
 from changefeed.node.running_feeds import RunningFeeds
+from changefeed.statements.context import NoHost
 
 
 class Started(Exception):
@@ -130,3 +131,23 @@ def test_a_stream_is_given_up_when_no_client_has_run_it_for_as_long_as_a_lease(
     clock.advance(Timings().lease + 1)
     assert found.settle([old]) == []
     assert catalog.find_job(job.id) is None
+
+
+def test_what_gathers_is_delivered_when_another_process_asks(catalog: Catalog) -> None:
+    """A SYNC at a prompt beside the node."""
+    job, asked = created(catalog), []
+    runner = SimpleNamespace(
+        name="f",
+        generation=job.generation,
+        hurried=job.hurried,
+        request_delivery=lambda: asked.append("f"),
+    )
+    found = feeds(catalog, Sources())
+    found.register(job, cast(Any, runner))
+    found.tell_altered(catalog.jobs())
+    assert asked == []
+    for times in (1, 2):
+        NoHost(catalog).deliver_now(job.id)
+        for _ in range(2):
+            found.tell_altered(catalog.jobs())
+        assert len(asked) == times
