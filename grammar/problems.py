@@ -369,7 +369,9 @@ def _misspelt_kind(failure: ParseFailure) -> str | None:
     written = str(failure.before[-1])
     alone = _WORD.fullmatch(written) and failure.before[-2].type != "_DOT"
     near = did_you_mean(written, _TARGET_KINDS) if alone else None
-    return f"did you mean {near} in place of {written}?" if near else None
+    if near is None or near == written.upper():
+        return None
+    return f"did you mean {near} in place of {written}?"
 
 
 def _missing_equal(failure: ParseFailure) -> str | None:

@@ -81,11 +81,11 @@ class Schedules(CatalogPart):
             _set(transaction, schedule_id, paused=True)
 
     def resume_schedule(self, schedule_id: int, due: int) -> None:
-        """Let a schedule that is paused run again, ``due`` at first."""
+        """Let a schedule that is paused run again, ``due`` at first. Its error stays until a run
+        succeeds."""
         with self._database.write() as transaction:
             paused = (_schedule.c.id == schedule_id) & _schedule.c.paused
-            values = {"paused": False, "due": due, "error": None}
-            transaction.execute(update(_schedule).where(paused).values(**values))
+            transaction.execute(update(_schedule).where(paused).values(paused=False, due=due))
 
     # -- for nodes ------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ class FormatTraits:
         debezium: Debezium's connectors write it.
         row_alone: why a message is only the row, without a place for key or topic; empty if not.
         read_back: messages can be read again, to compare them with their source.
+        columnar: the sink makes files of rows, there are no messages.
         line: a message has no key, and cannot say that a row was changed or deleted.
         packages: import names of what its writer needs.
         extra: the extra of our distribution that brings them.
@@ -59,6 +60,7 @@ class FormatTraits:
     debezium: bool = False
     row_alone: str = ""
     read_back: bool = False
+    columnar: bool = False
     line: bool = False
     packages: tuple[str, ...] = ()
     extra: str = ""
@@ -99,6 +101,7 @@ TRAITS: Mapping[Format, FormatTraits] = {
     Format.PARQUET: FormatTraits(
         "columnar files",
         "changefeed.encoding.parquet:ParquetFormat",
+        columnar=True,
         row_alone="the row contains the key's columns, and a file belongs to one topic",
         read_back=True,
         never=(Envelope.ROW, Envelope.KEY_ONLY, Envelope.ENRICHED, Envelope.CHANGED),

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.figures import duration_text
+from changefeed.core.formats import TRAITS
 from changefeed.core.quantities import parse_duration
 from changefeed.core.work_stages import Flow, StageCost, WorkStage
-from changefeed.options import INITIAL_SCAN_MAX_RATE, to_span
+from changefeed.options import FORMAT, INITIAL_SCAN_MAX_RATE, to_span
 from changefeed.plan import cdc
 from changefeed.plan.build import plan_create
 from changefeed.plan.stages import FeedPlan
@@ -55,6 +56,13 @@ def explain_analyze(statement: nodes.ExplainAnalyze, context: Context) -> Result
             "cannot be left out",
             hint="EXPLAIN ANALYZE the statement without INTO, or with a sink of messages.",
             span=to_span(None if plain.sink is None else plain.sink.span),
+        )
+    if TRAITS[plan.options[FORMAT]].columnar:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            f"{plan.options[FORMAT]} files are made by the sink, whose work is left out",
+            hint="EXPLAIN ANALYZE the statement with another format.",
+            span=to_span(plain.span),
         )
     try:
         found = context.host.measure(plan, seconds, context.session.gone)

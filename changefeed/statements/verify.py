@@ -45,6 +45,8 @@ def verify(statement: nodes.Verify, context: Context) -> Result:
     if context.host.spark_elsewhere and _needs_spark(job, context):
         return result_of(NodeInquiry(context.catalog).verify(statement))
     tables, paused = _tables(statement, job, context)
+    if paused and not tables:
+        raise paused[0]
 
     def delivered() -> None:
         sync_feed(nodes.Sync(statement.feed), context, but_paused=True)

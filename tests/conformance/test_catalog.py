@@ -726,11 +726,13 @@ def test_what_follows_the_runs_of_a_schedule(catalog: Catalog, state: State) -> 
     after = due()
     catalog.skip_run(ScheduledRun(made.id, after, after + day))
     assert due() == after + day
+    assert catalog.fail_run(ScheduledRun(made.id, due(), due() + day), "no")
     catalog.pause_schedule(made.id)
     with pytest.raises(RunConflict):
         run(due())
     assert not catalog.fail_run(ScheduledRun(made.id, due(), due() + day), "no")
     catalog.resume_schedule(made.id, now + 7)
+    assert catalog.schedules()[0].error == "no", "until a run succeeds"
     third = run(now + 7)
     catalog.drop_schedule(made.id)
     assert catalog.schedules() == [] and catalog.scheduled_jobs() == {second, third}

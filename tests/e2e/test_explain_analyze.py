@@ -134,6 +134,7 @@ def test_what_cannot_run_into_nothing_is_refused(
 ) -> None:
     for statement, code in (
         (f"CREATE CHANGEFEED FOR t INTO 'duckdb://{tmp_path}/d.db'", "CF1303"),
+        (f"CREATE CHANGEFEED FOR t INTO 'file://{tmp_path}' WITH format = 'parquet'", "CF1303"),
         ("CREATE CHANGEFEED FOR DATASET '/data/*.csv' KEY (a) INTO 'null://'", "CF1303"),
         ("CREATE CHANGEFEED FOR nothing INTO 'null://'", "CF1101"),
     ):

@@ -113,6 +113,10 @@ def test_a_scan_that_a_pause_interrupted_goes_on(
     feeds.execute("RESUME CHANGEFEED f TABLE t")
     answer = feeds.execute("VERIFY CHANGEFEED f")
     assert answer.notices == ["public.t: equal", "public.u: equal"]
+    feeds.execute("PAUSE CHANGEFEED f TABLE t")
+    feeds.execute("ALTER CHANGEFEED f DROP u")
+    with pytest.raises(ChangefeedError, match=r"public\.t"):
+        feeds.execute("VERIFY CHANGEFEED f")
 
 
 @pytest.mark.extended

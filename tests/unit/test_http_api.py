@@ -133,6 +133,8 @@ def test_every_resource_answers_as_its_statement(bench: Bench) -> None:
     for resource in RESOURCES:
         name = "shop" if "/sources/" in resource.path else "f"
         path = resource.path.replace("{name}", name)
+        if path.endswith("/skip-transaction"):
+            continue  # no table has failed; see below
         if path.endswith(("/resume", "/retry")):
             bench.world.run("PAUSE CHANGEFEED f")
         status, headers, text = bench.ask(path, method=resource.method)
