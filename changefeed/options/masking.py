@@ -60,6 +60,8 @@ _OTHER_NAMES = frozenset(
     {"check", "expires", "first_run", "on_execution_failure", "on_previous_running", "record"}
     | {"role", "sink"}
 )
+#: Words before a time or a length of time.
+_BEFORE_TIMES = frozenset({"duration", "timeout", "transaction"})
 #: What stands after RECURRING.
 _CRON = re.compile(r"[\w @*/,#-]{0,64}")
 
@@ -202,6 +204,8 @@ class _Masker:
             return _masked_uri(inner)
         if kind is LexemeKind.QUOTED:
             return inner if _QUOTED_NAME.fullmatch(inner) else _stars(inner)
+        if self._before[1] in _BEFORE_TIMES:
+            return inner if _QUANTITY.fullmatch(inner) else _stars(inner)
         if self._before[1] == "recurring":
             return inner if _CRON.fullmatch(inner) else _stars(inner)
         plain = self._is_value() or self._listing

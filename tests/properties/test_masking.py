@@ -114,6 +114,9 @@ def test_nor_where_a_character_is_missing(
 @pytest.mark.parametrize(
     "text",
     [
+        "SYNC CHANGEFEED f TIMEOUT '2h'",
+        "EXPLAIN ANALYZE (DURATION '10s') CREATE CHANGEFEED FOR orders",
+        "ALTER CHANGEFEED f SKIP TRANSACTION '1536242855577149065.0000000000'",
         "CREATE CHANGEFEED orders FOR TABLE shop.public.orders INTO 'kafka://h:9092,[::1]:1' "
         "WITH diff, resolved = '10s', envelope = wrapped, cursor = '2026-01-01 10:00'",
         "CREATE CHANGEFEED FOR a, b (c) INTO 'file:///data/feeds' WITH key_column = 'a', x",
