@@ -19,12 +19,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def feeds(tmp_path: Path, postgres: Database) -> Iterator[Feeds]:
+def feeds(request: pytest.FixtureRequest, tmp_path: Path, postgres: Database) -> Iterator[Feeds]:
     postgres.execute(
         "create table t (a int primary key, b text);"
         "insert into t select i, repeat('x', 100) from generate_series(1, 2000) i"
     )
-    with running(tmp_path / "state", timings=BRISK) as feeds:
+    queries = request.node.get_closest_marker("spark") is not None
+    spark = request.getfixturevalue("spark_engine") if queries else None
+    with running(tmp_path / "state", spark, timings=BRISK) as feeds:
         feeds.connect(shop=postgres.uri)
         yield feeds
 
