@@ -377,7 +377,8 @@ class Job:
         delays: how late its rows were.
         owner: the user whose rights bound it, empty after that user was dropped; None: it belongs
             to the admins.
-        hurried: how often a statement asked for what gathers; see :meth:`Jobs.hurry`.
+        hurried: how often a statement asked that changes which gather are delivered at once; see
+            :meth:`Jobs.hurry`.
     """
 
     id: int

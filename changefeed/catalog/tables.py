@@ -291,7 +291,7 @@ job = Table(
     _typed("rate", _TextForm(RateWindow.to_text, RateWindow.from_text)),
     Column("delays", _DELAYS, nullable=False, server_default=""),
     _count("taken"),
-    # How often a statement asked for what gathers.
+    # How often a statement asked that changes which gather are delivered at once.
     _count("hurried"),
     # The user whose rights bound it; empty: one who was dropped; NULL: it is the admins'.
     _text("owner", null=True),

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, overload
 from changefeed.core.clock import Clock, SystemClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Span, raise_all
 from changefeed.core.formats import TRAITS, Format
+from changefeed.core.quantities import parse_duration
 from changefeed.core.shapes import Deletes, Envelope, MessageValue
 from changefeed.options.masking import mask_statement
 from changefeed.options.relations import RELATIONS
@@ -45,7 +46,8 @@ from grammar import foreign, nodes
 from grammar.spelling import did_you_mean
 
 __all__ = ["OptionReader", "Options", "SinkAbilities", "alter_options"]
-__all__ += ["parse_add_options", "parse_new_cursor", "parse_options", "rows_of", "to_span"]
+__all__ += ["parse_add_options", "parse_new_cursor", "parse_options", "read_duration"]
+__all__ += ["rows_of", "to_span"]
 
 T = TypeVar("T")
 
@@ -360,6 +362,23 @@ class OptionReader:
 def to_span(span: nodes.Span | None) -> Span | None:
     """A span of the syntax as one of an error."""
     return None if span is None else Span(span.start, span.end)
+
+
+def read_duration(name: str, value: nodes.Literal, example: str) -> float:
+    """The seconds of a duration that a statement has outside of its options.
+
+    Raises:
+        ChangefeedError: CF1204.
+    """
+    try:
+        return parse_duration(value.text)
+    except ValueError as error:
+        raise ChangefeedError(
+            Code.INVALID_OPTION_VALUE,
+            f"{name}: {error}",
+            hint=f"write it as '{example}'.",
+            span=to_span(value.span),
+        ) from None
 
 
 def parse_options(

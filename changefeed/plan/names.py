@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 from changefeed.catalog import Catalog, Connection
@@ -11,6 +11,24 @@ from changefeed.options import to_span
 from changefeed.sources.registry import schemes
 from grammar import nodes
 from grammar.spelling import did_you_mean
+
+
+def unknown_name(
+    what: str, name: str | int, known: Iterable[str], otherwise: str, span: nodes.Span | None
+) -> ChangefeedError:
+    """CF1101 with the nearest name that is known.
+
+    Args:
+        what: what the name is of, as ``changefeed``.
+        otherwise: the hint where no known name is near.
+    """
+    near = did_you_mean(str(name), list(known))
+    return ChangefeedError(
+        Code.NAME_UNKNOWN,
+        f'{what} "{name}" does not exist',
+        hint=f'did you mean "{near}"?' if near else otherwise,
+        span=to_span(span),
+    )
 
 
 def source_connections(catalog: Catalog) -> list[Connection]:
@@ -42,13 +60,8 @@ def find_source(catalog: Catalog, name: str, span: nodes.Span | None) -> Connect
     connections = catalog.connections()
     found = next((c for c in connections if c.name == name), None)
     if found is None:
-        near = did_you_mean(name, [c.name for c in connections])
-        raise ChangefeedError(
-            Code.NAME_UNKNOWN,
-            f'external connection "{name}" does not exist',
-            hint=f'did you mean "{near}"?' if near else _make_one(connections),
-            span=to_span(span),
-        )
+        names = [c.name for c in connections]
+        raise unknown_name("external connection", name, names, _make_one(connections), span)
     if scheme_of(found.uri) not in schemes():
         raise ChangefeedError(
             Code.NAME_NOT_ALLOWED,
@@ -129,23 +142,18 @@ def _of_database(
     choice = named or [c for c in leading if c.name == session] or leading
     if len(choice) == 1:
         return choice[0]
-    span = to_span(target.name.span or target.span)
+    span = target.name.span or target.span
     if choice:
         listed = ", ".join(c.name for c in choice)
         raise ChangefeedError(
             Code.NAME_UNKNOWN,
             f'database "{name}" is reached by several connections: {listed}',
             hint=f"name one: DATABASE {choice[0].name}, or FROM {choice[0].name}.",
-            span=span,
+            span=to_span(span),
         )
     words = [*(c.name for c in known), *(database_of(c.uri) for c in known)]
-    near = did_you_mean(name, [word for word in words if word])
-    raise ChangefeedError(
-        Code.NAME_UNKNOWN,
-        f'database "{name}" does not exist',
-        hint=f'did you mean "{near}"?' if near else "SHOW EXTERNAL CONNECTIONS lists them.",
-        span=span,
-    )
+    listed = "SHOW EXTERNAL CONNECTIONS lists them."
+    raise unknown_name("database", name, filter(None, words), listed, span)
 
 
 def _no_source(known: Sequence[Connection], targets: Sequence[nodes.FeedTarget]) -> ChangefeedError:

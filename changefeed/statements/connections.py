@@ -15,7 +15,7 @@ from changefeed.images.wanted import wanted_images
 from changefeed.options import Options, to_span
 from changefeed.plan.check import COLUMNS as CHECK_COLUMNS
 from changefeed.plan.check import CONNECTION, problem_rows
-from changefeed.plan.names import find_source, scheme_of, source_connections
+from changefeed.plan.names import find_source, scheme_of, source_connections, unknown_name
 from changefeed.plan.own_options import wants_check
 from changefeed.plan.sink_resolution import ResolvedSink, check_sink, find_sink
 from changefeed.sources.base import TableInfo
@@ -360,11 +360,5 @@ def existing_connection(name: str, span: nodes.Span | None, context: Context) ->
     known = {c.name: c for c in context.catalog.connections()}
     if name in known:
         return known[name]
-    names = list(known)
-    near = did_you_mean(name, names)
-    raise ChangefeedError(
-        Code.NAME_UNKNOWN,
-        f'external connection "{name}" does not exist',
-        hint=f'did you mean "{near}"?' if near else "SHOW EXTERNAL CONNECTIONS lists them.",
-        span=to_span(span),
-    )
+    listed = "SHOW EXTERNAL CONNECTIONS lists them."
+    raise unknown_name("external connection", name, known, listed, span)

@@ -23,7 +23,7 @@ from changefeed.dataset.definition import is_definition
 from changefeed.options import to_span
 from changefeed.plan.context import LogHas, LogOldest, OpenSource, PlanContext
 from changefeed.plan.grants import FeedRights
-from changefeed.plan.names import source_connections
+from changefeed.plan.names import source_connections, unknown_name
 from changefeed.plan.sink_resolution import Probe
 from changefeed.plan.stages import FeedPlan
 from changefeed.query.model import CompiledQuery
@@ -34,7 +34,6 @@ from changefeed.statements.inquiry import NodeInquiry
 from changefeed.statements.rights import Role
 from changefeed.statements.values import Cell, plain_cell
 from grammar import nodes
-from grammar.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from changefeed.dataset.model import DatasetColumn
@@ -398,16 +397,13 @@ class Context:
         return found
 
     def _unknown(self, ref: nodes.FeedRef, key: str | int) -> ChangefeedError:
-        span = to_span(ref.span)
         if isinstance(key, int):
             message = f"could not load job with job id {key}"
             return ChangefeedError(
-                Code.NAME_UNKNOWN, message, hint="SHOW JOBS lists them.", span=span
+                Code.NAME_UNKNOWN, message, hint="SHOW JOBS lists them.", span=to_span(ref.span)
             )
-        near = did_you_mean(key, [job.name for job in self.catalog.jobs()])
-        hint = f'did you mean "{near}"?' if near else "SHOW CHANGEFEEDS lists them."
-        message = f'changefeed "{key}" does not exist'
-        return ChangefeedError(Code.NAME_UNKNOWN, message, hint=hint, span=span)
+        names = (job.name for job in self.catalog.jobs())
+        return unknown_name("changefeed", key, names, "SHOW CHANGEFEEDS lists them.", ref.span)
 
     def existing(
         self, refs: Sequence[nodes.FeedRef], if_exists: bool

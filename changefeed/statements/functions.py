@@ -10,13 +10,13 @@ from changefeed.catalog import Function, Job
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.dataset.config import column_type
 from changefeed.options import to_span
+from changefeed.plan.names import unknown_name
 from changefeed.plan.targets import parse_targets
 from changefeed.query.functions import called, is_vectorized
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.times import date
 from changefeed.statements.values import Names
 from grammar import nodes
-from grammar.spelling import did_you_mean
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
 #: Functions of a change that queries have already.
@@ -62,13 +62,8 @@ def drop_function(statement: nodes.DropFunction, context: Context) -> Result:
     if statement.if_exists:
         notice = f'function "{name}" does not exist, skipping'
         return Result("done", notices=[notice], tag="DROP FUNCTION")
-    near = did_you_mean(name, [function.name for function in context.catalog.functions()])
-    raise ChangefeedError(
-        Code.NAME_UNKNOWN,
-        f'function "{name}" does not exist',
-        hint=f'did you mean "{near}"?' if near else "SHOW FUNCTIONS lists them.",
-        span=span,
-    )
+    names = (function.name for function in context.catalog.functions())
+    raise unknown_name("function", name, names, "SHOW FUNCTIONS lists them.", statement.name_span)
 
 
 def _refuse_shadow(statement: nodes.CreateFunction, context: Context) -> None:

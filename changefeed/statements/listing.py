@@ -15,13 +15,13 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.quantities import parse_duration, parse_size
 from changefeed.drain import node_duties
 from changefeed.options import to_span
+from changefeed.plan.names import unknown_name
 from changefeed.statements import brief
 from changefeed.statements.brief import Brief, FeedSnapshot
 from changefeed.statements.context import HANDLERS, Context, Result, handles
 from changefeed.statements.times import date, instant, moment
 from changefeed.statements.values import Cell, Names, Rate, Seconds, Size
 from grammar import nodes
-from grammar.spelling import did_you_mean
 
 #: Columns of SHOW CHANGEFEEDS: the important ones first, for narrow terminals.
 COLUMNS = (
@@ -174,13 +174,7 @@ def _compare(one: Cell, other: Cell) -> int:
 def _place(column: str, columns: Sequence[str], span: nodes.Span | None) -> int:
     if column in columns:
         return columns.index(column)
-    near = did_you_mean(column, columns)
-    raise ChangefeedError(
-        Code.NAME_UNKNOWN,
-        f'column "{column}" does not exist',
-        hint=f'did you mean "{near}"?' if near else f"columns are: {', '.join(columns)}.",
-        span=to_span(span),
-    )
+    raise unknown_name("column", column, columns, f"columns are: {', '.join(columns)}.", span)
 
 
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {

@@ -8,9 +8,8 @@ from dataclasses import replace
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.figures import duration_text
 from changefeed.core.formats import TRAITS
-from changefeed.core.quantities import parse_duration
 from changefeed.core.work_stages import Flow, StageCost, WorkStage
-from changefeed.options import FORMAT, INITIAL_SCAN_MAX_RATE, to_span
+from changefeed.options import FORMAT, INITIAL_SCAN_MAX_RATE, read_duration, to_span
 from changefeed.plan import cdc
 from changefeed.plan.build import plan_create
 from changefeed.plan.stages import FeedPlan
@@ -77,17 +76,12 @@ def explain_analyze(statement: nodes.ExplainAnalyze, context: Context) -> Result
 def _duration(statement: nodes.ExplainAnalyze) -> float:
     if statement.duration is None:
         return _SECONDS
-    span = to_span(statement.duration.span)
-    try:
-        seconds = parse_duration(statement.duration.text)
-    except ValueError as error:
-        raise ChangefeedError(
-            Code.INVALID_OPTION_VALUE, f"DURATION: {error}", hint="write it as '10s'.", span=span
-        ) from None
+    seconds = read_duration("DURATION", statement.duration, "10s")
     if not 0 < seconds <= _MOST:
-        most = duration_text(_MOST)
         raise ChangefeedError(
-            Code.INVALID_OPTION_VALUE, f"DURATION must be above 0 and at most {most}", span=span
+            Code.INVALID_OPTION_VALUE,
+            f"DURATION must be above 0 and at most {duration_text(_MOST)}",
+            span=to_span(statement.duration.span),
         )
     return seconds
 

@@ -22,6 +22,7 @@ from changefeed.options import (
 )
 from changefeed.options.types import parse_moment, shown_moment
 from changefeed.plan.build import feed_sql, plan_create
+from changefeed.plan.names import unknown_name
 from changefeed.plan.own_options import SCHEDULE_OPTIONS, own_values
 from changefeed.plan.targets import parse_targets
 from changefeed.statements.context import Context, Result, handles
@@ -30,7 +31,6 @@ from changefeed.statements.values import Cell
 from grammar import nodes
 from grammar.parser import parse
 from grammar.printer import to_sql
-from grammar.spelling import did_you_mean
 
 COLUMNS = (
     "schedule_id",
@@ -212,13 +212,9 @@ def find_schedule(ref: nodes.FeedRef, context: Context) -> Schedule:
     for schedule in every:
         if (schedule.name if ref.name is not None else schedule.id) == (ref.name or ref.job_id):
             return schedule
-    near = did_you_mean(ref.name or "", [schedule.name for schedule in every])
-    raise ChangefeedError(
-        Code.NAME_UNKNOWN,
-        f'schedule "{ref.name or ref.job_id}" does not exist',
-        hint=f'did you mean "{near}"?' if near else "SHOW SCHEDULES lists them.",
-        span=to_span(ref.span),
-    )
+    names = [schedule.name for schedule in every] if ref.name is not None else []
+    wanted = ref.name or ref.job_id or ""
+    raise unknown_name("schedule", wanted, names, "SHOW SCHEDULES lists them.", ref.span)
 
 
 @handles(nodes.ShowSchedules)

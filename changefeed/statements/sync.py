@@ -9,13 +9,12 @@ from changefeed.catalog import Job, Status, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.figures import duration_text
-from changefeed.core.quantities import parse_duration
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.timings import NODE_TTL
 from changefeed.dataset.definition import definition_of, is_definition
 from changefeed.dataset.extracts import last_arrived, name_order, next_extract
 from changefeed.dataset.store import DatasetFolders
-from changefeed.options import to_span
+from changefeed.options import read_duration, to_span
 from changefeed.statements.brief import written_name
 from changefeed.statements.context import Context, DeliveryWait, Result, handles
 from changefeed.statements.notices import no_node_runs
@@ -273,16 +272,12 @@ def _pulled(job: Job, context: Context) -> bool:
 def _timeout(statement: nodes.Sync | nodes.SyncAll) -> float:
     if statement.timeout is None:
         return inf
-    span = to_span(statement.timeout.span)
-    try:
-        seconds = parse_duration(statement.timeout.text)
-    except ValueError as error:
-        raise ChangefeedError(
-            Code.INVALID_OPTION_VALUE, f"TIMEOUT: {error}", hint="write it as '5m'.", span=span
-        ) from None
+    seconds = read_duration("TIMEOUT", statement.timeout, "5m")
     if seconds <= 0:
         raise ChangefeedError(
-            Code.INVALID_OPTION_VALUE, "TIMEOUT must be greater than 0", span=span
+            Code.INVALID_OPTION_VALUE,
+            "TIMEOUT must be greater than 0",
+            span=to_span(statement.timeout.span),
         )
     return seconds
 

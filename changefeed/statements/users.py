@@ -13,6 +13,7 @@ from changefeed.catalog.users import KEPT_AUDIT
 from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.quantities import parse_nanos
 from changefeed.options import OptionReader, to_span
+from changefeed.plan.names import unknown_name
 from changefeed.plan.own_options import USER_OPTIONS, own_values
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.control import until_paused
@@ -20,7 +21,6 @@ from changefeed.statements.rights import Role
 from changefeed.statements.times import date, moment
 from changefeed.statements.values import Cell
 from grammar import nodes
-from grammar.spelling import did_you_mean
 
 COLUMNS = ("user", "role", "created", "expires", "seen")
 TOKEN_COLUMNS = ("user", "role", "expires", "token")
@@ -158,13 +158,7 @@ def known_user(name: str, span: nodes.Span | None, context: Context) -> User:
     known = {user.name: user for user in context.catalog.users()}
     if name in known:
         return known[name]
-    near = did_you_mean(name, list(known))
-    raise ChangefeedError(
-        Code.NAME_UNKNOWN,
-        f'user "{name}" does not exist',
-        hint=f'did you mean "{near}"?' if near else "SHOW USERS lists them.",
-        span=to_span(span),
-    )
+    raise unknown_name("user", name, known, "SHOW USERS lists them.", span)
 
 
 def feeds_end(ended: Sequence[int], context: Context) -> list[str]:

@@ -119,11 +119,8 @@ def test_a_scan_that_a_pause_interrupted_goes_on(
         feeds.execute("VERIFY CHANGEFEED f")
 
 
-@pytest.mark.extended
-def test_a_rescan_of_a_paused_table_waits_for_its_resume(
-    feeds: Feeds, postgres: Database, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
+def deliver_and_pause(feeds: Feeds, postgres: Database, out: Path) -> None:
+    """A feed of t and u, with one row of t, of which t is paused."""
     postgres.execute(
         "create table t (a int primary key); insert into t values (1);"
         "create table u (a int primary key)"
@@ -131,6 +128,14 @@ def test_a_rescan_of_a_paused_table_waits_for_its_resume(
     feeds.execute(f"CREATE CHANGEFEED f FOR t, u INTO 'file://{out}'")
     feeds.sync("f")
     feeds.execute("PAUSE CHANGEFEED f TABLE t")
+
+
+@pytest.mark.extended
+def test_a_rescan_of_a_paused_table_waits_for_its_resume(
+    feeds: Feeds, postgres: Database, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    deliver_and_pause(feeds, postgres, out)
     answer = feeds.execute("ALTER CHANGEFEED f RESCAN t")
     expected = "the scan of what is paused begins with RESUME CHANGEFEED f TABLE public.t"
     assert expected in answer.notices
@@ -150,13 +155,7 @@ def test_a_table_that_goes_while_it_is_paused_is_delivered_up_to_then(
     feeds: Feeds, postgres: Database, tmp_path: Path, change: str
 ) -> None:
     out = tmp_path / "out"
-    postgres.execute(
-        "create table t (a int primary key); insert into t values (1);"
-        "create table u (a int primary key)"
-    )
-    feeds.execute(f"CREATE CHANGEFEED f FOR t, u INTO 'file://{out}'")
-    feeds.sync("f")
-    feeds.execute("PAUSE CHANGEFEED f TABLE t")
+    deliver_and_pause(feeds, postgres, out)
     postgres.execute(f"insert into t values (2); {change}; insert into u values (2)")
     feeds.execute("SYNC ALL CHANGEFEEDS")
     feeds.close()
