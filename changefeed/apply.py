@@ -97,6 +97,8 @@ class Declaration:
                 for name, user in product(node.names, node.users):
                     self._granted[user.text, _whole(name, node.kind)] = node.kind
                 return
+            case nodes.ChangeOwner(feed=nodes.FeedRef(name=str(feed))):
+                key = ("owner", feed)
             case nodes.CreateChangefeed(name=str()) | nodes.CreateDataset(name=str()):
                 key = ("changefeed", node.name or "")
                 self._sources[key[1]] = self._session.source
@@ -109,11 +111,15 @@ class Declaration:
                     Code.NOT_SUPPORTED,
                     "changefeed apply takes statements that create something with a name, and USE",
                     hint="CREATE EXTERNAL CONNECTION, FUNCTION, USER, CHANGEFEED or SCHEDULE name "
-                    "...; GRANT of a right; other statements run by changefeed -f.",
+                    "...; GRANT of a right; ALTER CHANGEFEED name OWNER TO user; other statements "
+                    "run by changefeed -f.",
                 ).located(text)
         if key in self._declared:
             raise ChangefeedError(
-                Code.NAME_TAKEN, f"two statements create the {key[0]} {key[1]}"
+                Code.NAME_TAKEN,
+                f"two statements give changefeed {key[1]} an owner"
+                if key[0] == "owner"
+                else f"two statements create the {key[0]} {key[1]}",
             ).located(text)
         self._declared[key] = _Entry(node, missing)
 
@@ -220,6 +226,34 @@ class Declaration:
             return None
         return ApplyStep("~", what, tuple(f"{stage} {detail}" for stage, detail in rows), sql)
 
+    def owners(self) -> Iterator[ApplyStep]:
+        """Feeds whose owner is another user than a statement says.
+
+        Raises:
+            ChangefeedError: CF1101 no statement makes that feed or user, and there is none.
+        """
+        catalog = self._interpreter.catalog
+        roles = {user.name: user.role for user in catalog.users()}
+        for (_, name), declared in self._declared.items():
+            node = declared.node
+            if not isinstance(node, nodes.ChangeOwner):
+                continue
+            job = catalog.find_job(name)
+            for what, known in (("changefeed", job is not None), ("user", node.user in roles)):
+                named = name if what == "changefeed" else node.user
+                if not known and (what, named) not in self._declared:
+                    raise ChangefeedError(
+                        Code.NAME_UNKNOWN,
+                        f'{what} "{named}" does not exist: ALTER CHANGEFEED {name_sql(name)} OWNER '
+                        f"TO {name_sql(node.user)} needs it",
+                        hint=f"declare it, too: CREATE {what.upper()} {name_sql(named)} ...",
+                    )
+            wanted = None if roles.get(node.user) == Role.ADMIN else node.user
+            if job is None or job.owner != wanted:
+                yield ApplyStep(
+                    "~", f"owner of changefeed {name}", (f"change to {node.user}",), to_sql(node)
+                )
+
     def surplus(self) -> Iterator[ApplyStep]:
         """What no statement names: feeds and schedules, then functions and connections without one
         that stays, users if a statement creates any, and rights if a statement gives any.
@@ -282,7 +316,13 @@ class Declaration:
     def plan(self, *, prune: bool) -> list[ApplyStep]:
         """Everything that differs; changes nothing."""
         surplus = self.surplus() if prune else ()
-        return [*self.connections(), *self.grants(), *self.feeds(), *surplus]
+        return [
+            *self.connections(),
+            *self.grants(),
+            *self.feeds(),
+            *self.owners(),
+            *surplus,
+        ]
 
     def apply(self, *, prune: bool) -> Iterator[tuple[ApplyStep, Result]]:
         """Carry out each change, and give it with its result when it is done.
@@ -293,7 +333,13 @@ class Declaration:
         Raises:
             ChangefeedError: CF1204 an environment variable is not set; else as the statements.
         """
-        kinds = (self.connections, self.grants, self.feeds, self.surplus if prune else tuple)
+        kinds = (
+            self.connections,
+            self.grants,
+            self.feeds,
+            self.owners,
+            self.surplus if prune else tuple,
+        )
         for found in kinds:
             changes = list(found())
             for change in changes:

@@ -388,6 +388,13 @@ class _Builder(Transformer[Token, Any]):
             feed, identifier(name), bool(exists), span=_span(meta), name_span=_at(name)
         )
 
+    def change_owner(
+        self, meta: Meta, exists: bool | None, feed: FeedRef, user: Token
+    ) -> Statement:
+        return nodes.ChangeOwner(
+            feed, identifier(user), bool(exists), span=_span(meta), name_span=_at(user)
+        )
+
     def skip_transaction(
         self, meta: Meta, exists: bool | None, feed: FeedRef, transaction: nodes.Literal
     ) -> Statement:

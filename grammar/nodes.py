@@ -503,6 +503,17 @@ class RenameChangefeed(Statement):
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ChangeOwner(Statement):
+    """``ALTER CHANGEFEED f OWNER TO user``."""
+
+    feed: FeedRef
+    user: str
+    if_exists: bool = False
+    span: Span | None = _span()
+    name_span: Span | None = _span()
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SkipTransaction(Statement):
     """``ALTER CHANGEFEED f SKIP TRANSACTION 'timestamp'``."""
 

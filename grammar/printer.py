@@ -260,6 +260,8 @@ class _Printer:
                 return _words(_altered(node), *map(self.action, node.actions))
             case nodes.RenameChangefeed():
                 return _words(_altered(node), "RENAME TO", name(node.new_name))
+            case nodes.ChangeOwner():
+                return _words(_altered(node), "OWNER TO", name(node.user))
             case nodes.SkipTransaction():
                 return _words(_altered(node), "SKIP TRANSACTION", _literal(node.transaction))
             case nodes.PauseChangefeed():
@@ -450,7 +452,10 @@ def _creating(node: nodes.CreateChangefeed | nodes.CreateDataset) -> str:
 
 
 def _altered(
-    node: nodes.AlterChangefeed | nodes.RenameChangefeed | nodes.SkipTransaction,
+    node: nodes.AlterChangefeed
+    | nodes.RenameChangefeed
+    | nodes.ChangeOwner
+    | nodes.SkipTransaction,
 ) -> str:
     return _words("ALTER CHANGEFEED", "IF EXISTS" if node.if_exists else None, _feed(node.feed))
 

@@ -441,6 +441,22 @@ class Jobs(Grants):
             _set(transaction, job_id, name=name, modified=now)
             return self._job(get_job(transaction, job_id))
 
+    def give_job(self, job_id: int, owner: str | None, by: str = "") -> Job:
+        """Let the rights of another user bound a feed, or nobody's. ``by``: see :meth:`alter_job`.
+
+        Raises:
+            ChangefeedError: CF1403 that user lacks a right for it.
+        """
+        with self._database.write() as transaction:
+            if (old := get_job(transaction, job_id).owner) != owner:
+                _set(transaction, job_id, owner=owner)
+                require_lawful(transaction, get_job(transaction, job_id))
+                now = self._now()
+                given = _signed(f"owner changed from {_owner(old)} to {_owner(owner)}", by)
+                record(transaction, now, job_id, "altered", given)
+                raise_generation(transaction, job_id, now)
+            return self._job(get_job(transaction, job_id))
+
     def delete_job(self, job_id: int) -> None:
         """Drop a job: progress, lease, events and secrets go, a row for SHOW JOBS stays.
 
@@ -506,6 +522,12 @@ def _changes(
 
 def _signed(changed: str, by: str) -> str:
     return f"{changed} (by {by})" if by else changed
+
+
+def _owner(name: str | None) -> str:
+    if name is None:
+        return "the admins"
+    return f'"{name}"' if name else "a user who was dropped"
 
 
 def _listed(names: Iterable[TableName]) -> str:

@@ -37,6 +37,7 @@ _COLUMNS: dict[type[nodes.Statement], Sequence[str]] = {
     nodes.DiscardDeadLetters: dead_letters.STATEMENT_COLUMNS,
     nodes.DropChangefeed: control.STATUS_COLUMNS,
     nodes.ExplainAnalyze: measure.COLUMNS,
+    nodes.ChangeOwner: create.FEED_COLUMNS,
     nodes.PauseChangefeed: control.STATUS_COLUMNS,
     nodes.PauseTables: pause.COLUMNS,
     nodes.RenameChangefeed: create.FEED_COLUMNS,

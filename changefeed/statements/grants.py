@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from changefeed.catalog import UserRight
+from changefeed.catalog import DesiredStatus, UserRight
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.options import to_span
 from changefeed.plan.names import choose_source
 from changefeed.plan.targets import look_up, wishes
 from changefeed.statements.connections import existing_connection
 from changefeed.statements.context import Context, Result, handles
+from changefeed.statements.create import FEED_COLUMNS
+from changefeed.statements.notices import not_taken_yet
 from changefeed.statements.rights import Role
 from changefeed.statements.times import date
 from changefeed.statements.users import feeds_end, known_user
@@ -55,6 +57,46 @@ def revoke(statement: nodes.Revoke, context: Context) -> Result:
         taken += [_held(name, user.name, held, statement.kind) for name in statement.names]
     ended = context.catalog.revoke(taken)
     return Result("done", notices=feeds_end(ended, context), tag="REVOKE")
+
+
+@handles(nodes.ChangeOwner)
+def give(statement: nodes.ChangeOwner, context: Context) -> Result:
+    """ALTER CHANGEFEED f OWNER TO user: what an admin owns is a feed of the admins.
+
+    An owner gives a feed to users whose rights bound it as the own ones did.
+    """
+    known, skipped = context.existing((statement.feed,), statement.if_exists)
+    if not known:
+        return Result("done", notices=skipped, tag="ALTER CHANGEFEED")
+    job = context.job(statement.feed)
+    if job.sinkless:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            f'changefeed "{job.name}" is a stream to its client, and belongs to that user',
+            hint="only feeds with a sink change their owner.",
+            span=to_span(statement.feed.span),
+        )
+    user = known_user(statement.user, statement.name_span, context)
+    owner = None if user.role == Role.ADMIN else user.name
+    if owner is None and context.session.bound is not None:
+        raise ChangefeedError(
+            Code.RIGHT_MISSING,
+            f"user {name_sql(user.name)} is an admin, and only an admin gives a feed to the admins",
+            hint="name a user who is no admin and has the rights that the feed needs.",
+            span=to_span(statement.name_span),
+        )
+    try:
+        given = context.catalog.give_job(job.id, owner, by=context.session.user)
+    except ChangefeedError as error:
+        error.span = error.span or to_span(statement.name_span)
+        raise
+    context.host.wake()
+    notices = not_taken_yet(given, context)
+    if given.wanted is DesiredStatus.PAUSED:
+        notices = [
+            f'changefeed "{given.name}" is paused: RESUME CHANGEFEED {given.name} continues it'
+        ]
+    return Result("rows", FEED_COLUMNS, [(given.id, given.name)], notices, tag="ALTER CHANGEFEED")
 
 
 @handles(nodes.ShowGrants)

@@ -414,6 +414,13 @@ def show_create_all(statement: nodes.ShowCreateAll, context: Context) -> Result:
             for j in every
             if j.name not in over
         ]
+        if wanted is None:
+            # Feeds of users who were dropped come to belong to the admins.
+            rows += [
+                ("owner", j.name, to_sql(nodes.ChangeOwner(nodes.FeedRef(j.name), j.owner)))
+                for j in every
+                if j.owner and j.name not in over
+            ]
         if over:
             notices.append(f"feeds that have succeeded are left out: {', '.join(over)}")
     if wanted in (None, "schedules"):

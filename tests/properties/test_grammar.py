@@ -183,6 +183,7 @@ statements: st.SearchStrategy[nodes.Statement] = st.one_of(
     st.builds(nodes.DropCdc, qualified(3), st.booleans()),
     st.builds(nodes.AlterChangefeed, refs, tuples(actions), st.booleans()),
     st.builds(nodes.RenameChangefeed, refs, names, st.booleans()),
+    st.builds(nodes.ChangeOwner, refs, names, st.booleans()),
     st.just(nodes.PauseChangefeed(())),
     st.builds(nodes.PauseChangefeed, tuples(refs), st.booleans()),
     st.builds(nodes.ResumeChangefeed, tuples(refs), st.booleans()),

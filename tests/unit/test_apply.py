@@ -61,6 +61,34 @@ def test_users_have_the_roles_of_the_file(world: World) -> None:
     assert [row[0] for row in world.run("SHOW CREATE ALL").rows] == ["user"]
 
 
+def test_feeds_have_the_owners_of_the_file(world: World) -> None:
+    made = (
+        SHOP
+        + """CREATE EXTERNAL CONNECTION out AS 'kafka://k:9092';
+    CREATE USER bob;
+    GRANT CHANGEFEED ON TABLE shop.public.orders TO bob;
+    GRANT USAGE ON EXTERNAL CONNECTION shop, out TO bob;
+    CREATE CHANGEFEED f FOR orders FROM shop INTO 'external://out';"""
+    )
+    text = made + "ALTER CHANGEFEED f OWNER TO bob;"
+    assert planned(world, text)[-1].what == "owner of changefeed f"
+    assert applied(world, text)[-1] == "~ owner of changefeed f"
+    assert world.catalog.job("f").owner == "bob"
+    assert planned(world, text, prune=True) == []
+    exported = [(row[0], row[2]) for row in world.run("SHOW CREATE ALL").rows]
+    assert exported[-1] == ("owner", "ALTER CHANGEFEED f OWNER TO bob")
+    assert planned(world, ";".join(str(sql) for _, sql in exported)) == []
+    # A file without owners says nothing about them.
+    assert planned(world, made, prune=True) == []
+    for wrong, words in (
+        ("CREATE USER eve; ALTER CHANGEFEED g OWNER TO eve", 'changefeed "g" does not exist'),
+        ("ALTER CHANGEFEED f OWNER TO eve", 'user "eve" does not exist'),
+        ("ALTER CHANGEFEED f OWNER TO bob; ALTER CHANGEFEED f OWNER TO eve", "two statements give"),
+    ):
+        with pytest.raises(ChangefeedError, match=words):
+            planned(world, wrong)
+
+
 def test_users_have_the_rights_of_the_file(world: World) -> None:
     text = (
         SHOP

@@ -291,7 +291,13 @@ def test_every_statement_has_help() -> None:
     named = {name for name in re.findall(r"[a-z_]+", rules)}
     documented = {topic.rule for topic in topics()}
     # These stand in the help of the statement they belong to.
-    belonging = {"rename_changefeed", "show_create_connection", "show_job", "sync_all"}
+    belonging = {
+        "rename_changefeed",
+        "change_owner",
+        "show_create_connection",
+        "show_job",
+        "sync_all",
+    }
     belonging |= {"create_scheduled_query", "show_schedule"}
     assert named - documented - {"listing"} == belonging
 

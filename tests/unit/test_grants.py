@@ -421,3 +421,53 @@ def test_the_owner_sees_the_values_of_dead_letters_while_the_right_lasts(world: 
     assert seen() == ("[7]", row) and seen("eve") == ("digest", None)
     world.run("REVOKE CHANGEFEED ON TABLE orders FROM bob")
     assert seen() == ("digest", None)
+
+
+def test_a_feed_changes_its_owner(world: World) -> None:
+    """An admin gives it to a user with the rights, an owner to another one, who may then alter
+    it."""
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'external://out'")
+    world.run("CREATE USER ann")
+    with pytest.raises(ChangefeedError, match="user ann does not have the right USAGE") as lacking:
+        world.run("ALTER CHANGEFEED f OWNER TO ann")
+    assert lacking.value.code is Code.RIGHT_MISSING and "GRANT" in lacking.value.hint
+    assert world.catalog.job("f").owner is None
+    before = world.catalog.job("f").generation
+    world.run("ALTER CHANGEFEED f OWNER TO bob")
+    # A running feed reads its owner anew.
+    assert world.catalog.job("f").generation > before
+    by(world, "ALTER CHANGEFEED f SET resolved = '5s'")
+    refused(world, "ALTER CHANGEFEED theirs OWNER TO bob", "role admin")
+    refused(world, "ALTER CHANGEFEED f OWNER TO ann", "role admin", user="ann")
+    for right in GIVEN:
+        world.run(right.replace("bob", "ann"))
+    by(world, "ALTER CHANGEFEED f OWNER TO ann")
+    assert world.catalog.job("f").owner == "ann"
+    refused(world, "ALTER CHANGEFEED f OWNER TO bob", "role admin")
+    said = [str(row[3]) for row in world.run("SHOW CHANGEFEED f EVENTS").rows]
+    assert 'owner changed from "bob" to "ann" (by bob)' in said
+    assert 'owner changed from the admins to "bob" (by ann)' in said
+
+
+def test_only_an_admin_makes_a_feed_one_of_the_admins(world: World) -> None:
+    by(world, "CREATE CHANGEFEED f FOR orders INTO 'external://out'")
+    world.run("CREATE USER root WITH role = 'admin'")
+    refused(world, "ALTER CHANGEFEED f OWNER TO root", "only an admin")
+    world.run("ALTER CHANGEFEED f OWNER TO root")
+    assert world.catalog.job("f").owner is None
+    with pytest.raises(ChangefeedError, match='user "bo" does not exist') as unknown:
+        world.run("ALTER CHANGEFEED f OWNER TO bo")
+    assert 'did you mean "bob"' in unknown.value.hint
+    assert unknown.value.span is not None
+
+
+def test_a_feed_of_a_dropped_user_gets_an_owner(world: World) -> None:
+    by(world, "CREATE CHANGEFEED f FOR orders INTO 'external://out'")
+    world.run("CREATE USER ann")
+    for right in GIVEN:
+        world.run(right.replace("bob", "ann"))
+    world.run("DROP USER bob")
+    result = world.run("ALTER CHANGEFEED f OWNER TO ann")
+    assert result.notices == ['changefeed "f" is paused: RESUME CHANGEFEED f continues it']
+    by(world, "RESUME CHANGEFEED f", user="ann")
+    assert world.catalog.job("f").wanted is DesiredStatus.RUNNING
