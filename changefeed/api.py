@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from changefeed.catalog import Catalog, Job, Schedule, Status
+from changefeed.catalog import Catalog, Job, Status
 from changefeed.catalog.sealing import STATE_KEY_VARIABLE, require_reference
 from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.errors import ChangefeedError, Code, Problems, Span
@@ -426,14 +426,6 @@ class Interpreter:
             )
             raise
         session.source = name
-
-    def planned_schedule(self, statement: nodes.CreateSchedule, session: Session) -> Schedule:
-        """What CREATE SCHEDULE would store; stores nothing.
-
-        Raises:
-            ChangefeedError: as the statement.
-        """
-        return schedules.plan_schedule(statement, self._context(session, to_sql(statement)))[0]
 
     # -- for prompts: names to complete, figures to show ----------------------------------
 

@@ -19,7 +19,6 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import REDACTED, redact
 from changefeed.dataset.definition import is_definition
 from changefeed.statements.rights import Role
-from changefeed.statements.schedules import schedule_sql
 from grammar import nodes
 from grammar.printer import name as name_sql
 from grammar.printer import to_sql
@@ -178,48 +177,42 @@ class Declaration:
                     yield replace(change, missing=declared.missing)
         for (_, name), declared in self._declared.items():
             if isinstance(declared.node, nodes.CreateSchedule):
-                yield from self._schedule_changes(name, declared.node, declared.missing, coming)
+                change = self._schedule_change(name, declared.node, coming)
+                if change is not None:
+                    yield replace(change, missing=declared.missing)
 
-    def _schedule_changes(
-        self, name: str, node: nodes.CreateSchedule, missing: tuple[str, ...], coming: bool
-    ) -> Iterator[ApplyStep]:
-        """A schedule that differs is dropped and made again. First runs are not compared."""
-        there = {each.name: each for each in self._interpreter.catalog.schedules()}.get(name)
-        what, made = f"schedule {name}", to_sql(replace(node, if_not_exists=False))
-        if there is not None:
-            try:
-                wanted = self._interpreter.planned_schedule(node, self._session)
-            except ChangefeedError as error:
-                if not coming or error.code is not Code.NAME_UNKNOWN:
-                    raise
-            else:
-                before, after = (schedule_sql(each, first_run=False) for each in (there, wanted))
-                same = (wanted.sink_uri, wanted.options) == (there.sink_uri, there.options)
-                if before == after and (same or missing):
-                    return
-            yield ApplyStep("-", what, statement=f"DROP SCHEDULE {name_sql(name)}")
-        elif node.statement.query is None and not coming:
-            self._interpreter.planned_schedule(node, self._session)
-        yield ApplyStep("+", what, statement=made, missing=missing)
+    def _schedule_change(
+        self, name: str, node: nodes.CreateSchedule, coming: bool
+    ) -> ApplyStep | None:
+        """First runs are not compared."""
+        there = any(each.name == name for each in self._interpreter.catalog.schedules())
+        query = node.statement.query is not None
+        sql = to_sql(replace(node, if_not_exists=False, or_replace=True))
+        return self._difference(f"schedule {name}", sql, there, coming, spark=query)
 
     def _feed_change(self, name: str, node: Made, coming: bool) -> ApplyStep | None:
         """``coming``: connections are yet to be made, and the feed may name one of them."""
-        job = self._interpreter.catalog.find_job(name)
+        there = self._interpreter.catalog.find_job(name) is not None
         whole = replace(node, if_not_exists=False, or_replace=True)
         if isinstance(whole, nodes.CreateChangefeed):
             whole = replace(whole, source=whole.source or self._sources[name])
-        sql = to_sql(whole)
-        what = f"changefeed {name}"
-        if job is None and (isinstance(whole, nodes.CreateDataset) or whole.query is not None):
-            return ApplyStep("+", what, statement=sql)  # its plan needs Spark
+        spark = isinstance(whole, nodes.CreateDataset) or whole.query is not None
+        return self._difference(f"changefeed {name}", to_sql(whole), there, coming, spark=spark)
+
+    def _difference(
+        self, what: str, sql: str, there: bool, coming: bool, *, spark: bool
+    ) -> ApplyStep | None:
+        """What CREATE OR REPLACE would change; None: nothing. ``spark``: its plan needs Spark."""
+        if spark and not there:
+            return ApplyStep("+", what, statement=sql)
         try:
             explained = self._interpreter.execute(f"EXPLAIN {sql}", self._session)
         except ChangefeedError as error:
             if not coming or error.code is not Code.NAME_UNKNOWN:
                 raise
             later = ("is compared when its connections are there",)
-            return ApplyStep("+" if job is None else "~", what, later, sql)
-        if job is None:
+            return ApplyStep("~" if there else "+", what, later, sql)
+        if not there:
             return ApplyStep("+", what, statement=sql)
         rows = [tuple(map(str, row)) for row in explained.rows]
         if rows[0][0] == "nothing":
@@ -327,32 +320,37 @@ class Declaration:
     def apply(self, *, prune: bool) -> Iterator[tuple[ApplyStep, Result]]:
         """Carry out each change, and give it with its result when it is done.
 
-        Connections come first, because feeds are compared with what they name. Nothing of a kind
-        is changed before all statements of the kind were found right.
+        Connections come first, because feeds are compared with what they name. Nothing is changed
+        before all statements were found right; only of feeds that need a connection which is still
+        to be made or changed, some problems show after that.
 
         Raises:
             ChangefeedError: CF1204 an environment variable is not set; else as the statements.
         """
-        kinds = (
-            self.connections,
-            self.grants,
-            self.feeds,
-            self.owners,
-            self.surplus if prune else tuple,
-        )
-        for found in kinds:
-            changes = list(found())
-            for change in changes:
-                if change.missing:
-                    raise ChangefeedError(
-                        Code.INVALID_OPTION_VALUE,
-                        f"{change.what} needs the environment "
-                        f"{'variable' if len(change.missing) == 1 else 'variables'} "
-                        f"{', '.join(change.missing)}",
-                        hint="set it for changefeed apply.",
-                    )
-            for change in changes:
+        self._check()
+        kinds = (self.connections, self.grants, self.feeds, self.owners)
+        for found in (*kinds, self.surplus if prune else tuple):
+            for change in list(found()):
                 yield change, self._interpreter.execute(change.statement, self._session)
+
+    def _check(self) -> None:
+        changes = list(self.connections())
+        moved = any(change.what.startswith("connection ") for change in changes)
+        changes += [*self.grants(), *self.owners()]
+        try:
+            changes.extend(self.feeds())
+        except ChangefeedError:
+            if not moved:
+                raise
+        for change in changes:
+            if change.missing:
+                raise ChangefeedError(
+                    Code.INVALID_OPTION_VALUE,
+                    f"{change.what} needs the environment "
+                    f"{'variable' if len(change.missing) == 1 else 'variables'} "
+                    f"{', '.join(change.missing)}",
+                    hint="set it for changefeed apply.",
+                )
 
 
 def referenced(text: str, environment: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:

@@ -461,7 +461,7 @@ class _Builder(Transformer[Token, Any]):
     def create_schedule(
         self,
         meta: Meta,
-        exists: bool | None,
+        exists: Existing | None,
         name: Name | None,
         targets: tuple[nodes.FeedTarget, ...],
         source: Name | None,
@@ -475,7 +475,8 @@ class _Builder(Transformer[Token, Any]):
             recurring[0],
             None if name is None else name.text,
             recurring[1],
-            bool(exists),
+            exists is True,
+            exists == "replace",
             span=_span(meta),
             name_span=None if name is None else name.span,
         )
@@ -483,7 +484,7 @@ class _Builder(Transformer[Token, Any]):
     def create_scheduled_query(
         self,
         meta: Meta,
-        exists: bool | None,
+        exists: Existing | None,
         name: Name | None,
         sink: Literal,
         options: tuple[Option, ...] | None,

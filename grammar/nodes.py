@@ -580,6 +580,7 @@ class CreateSchedule(Statement):
     name: str | None = None
     options: tuple[Option, ...] = ()
     if_not_exists: bool = False
+    or_replace: bool = False
     span: Span | None = _span()
     name_span: Span | None = _span()
 
@@ -757,9 +758,9 @@ class ShowJob(Inquiry):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Explain(Inquiry):
-    """``EXPLAIN CREATE CHANGEFEED ..``; creates nothing."""
+    """``EXPLAIN CREATE CHANGEFEED ..`` or ``CREATE SCHEDULE``; creates nothing."""
 
-    statement: CreateChangefeed | CreateDataset | CreateCdc
+    statement: CreateChangefeed | CreateDataset | CreateCdc | CreateSchedule
     span: Span | None = _span()
 
 
@@ -777,7 +778,9 @@ class Validate(Inquiry):
     """``VALIDATE`` of a statement, or of a feed that is there (``VALIDATE CHANGEFEED f``); changes
     nothing."""
 
-    statement: CreateChangefeed | CreateDataset | CreateCdc | AlterChangefeed | FeedRef
+    statement: (
+        CreateChangefeed | CreateDataset | CreateCdc | CreateSchedule | AlterChangefeed | FeedRef
+    )
     span: Span | None = _span()
 
 

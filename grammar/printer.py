@@ -332,7 +332,7 @@ class _Printer:
     def schedule(self, node: nodes.CreateSchedule) -> str:
         given = _list(map(self.option, node.options))
         return _words(
-            "CREATE SCHEDULE",
+            "CREATE OR REPLACE SCHEDULE" if node.or_replace else "CREATE SCHEDULE",
             "IF NOT EXISTS" if node.if_not_exists else None,
             None if node.name is None else name(node.name),
             "FOR CHANGEFEED",

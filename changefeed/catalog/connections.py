@@ -15,6 +15,7 @@ from changefeed.catalog.model import Job, Status
 from changefeed.catalog.rows import Connection, Function, Schedule
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.uri import sink_location
+from grammar.printer import name as name_sql
 
 #: ``INTO 'external://name'`` points at a connection.
 EXTERNAL = "external://"
@@ -68,15 +69,20 @@ class Connections(CatalogPart):
             if if_exists and not _find(transaction, name):
                 return False
             _get(transaction, name)
-            users = [feed for _, feed in _users(transaction, name)]
-            schedules = transaction.execute(select(tables.schedule)).all()
-            users += [f"schedule {each.name}" for each in schedules if _uses(each, name)]
-            if users:
-                kind = "SCHEDULE" if users[0].startswith("schedule ") else "CHANGEFEED"
+            feeds = [feed for _, feed in _users(transaction, name)]
+            every = transaction.execute(select(tables.schedule)).all()
+            schedules = [each.name for each in every if _uses(each, name)]
+            if users := [*feeds, *(f"schedule {each}" for each in schedules)]:
+                kinds = {"CHANGEFEED": feeds, "SCHEDULE": schedules}
+                first = " and ".join(
+                    f"DROP {kind} {', '.join(map(name_sql, names))}"
+                    for kind, names in kinds.items()
+                    if names
+                )
                 raise ChangefeedError(
                     Code.WRONG_JOB_STATE,
                     f'external connection "{name}" is used by {", ".join(users)}',
-                    hint=f"DROP {kind} first.",
+                    hint=f"{first} first.",
                 )
             # Another connection of the name is granted to nobody.
             transaction.execute(delete(tables.grant).where(tables.grant.c.source == name))

@@ -56,6 +56,14 @@ class Schedules(CatalogPart):
                 _set(transaction, number, name=name)
         return next(each for each in self.schedules() if each.id == number)
 
+    def replace_schedule(self, schedule: Schedule) -> None:
+        """Store another definition of a schedule, and its next time; what it has met, and whether
+        it is paused, stays."""
+        stays = ("id", "name", "created", "paused", "error")
+        values = {name: getattr(schedule, name) for name in _SAME if name not in stays}
+        with self._database.write() as transaction:
+            _set(transaction, schedule.id, **values)
+
     def schedules(self) -> list[Schedule]:
         """Every schedule with its runs, by name."""
         with self._database.read() as transaction:

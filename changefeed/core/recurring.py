@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 
 #: Names of expressions.
 SHORT = {
@@ -15,6 +16,9 @@ SHORT = {
     "@hourly": "0 * * * *",
 }
 
+#: The largest step of each field: a larger one would mean once, not what it says.
+_STEPS = {"minute": 59, "hour": 23, "day": 31, "month": 12, "day of the week": 7}
+
 
 def next_time(expression: str, after: int) -> int:
     """The first time above ``after``; both are ns since 1970.
@@ -26,8 +30,12 @@ def next_time(expression: str, after: int) -> int:
     from cronsim import CronSim, CronSimError
 
     fields = SHORT.get(expression.strip().lower(), expression)
-    if len(fields.split()) != 5:
-        raise ValueError("a cron expression has five fields")
+    if (count := len(fields.split())) != len(_STEPS):
+        raise ValueError(f"it has {count} fields, and needs {len(_STEPS)}")
+    for field, (name, most) in zip(fields.split(), _STEPS.items(), strict=True):
+        for step in re.findall(r"/(\d+)", field):
+            if int(step) > most:
+                raise ValueError(f"the step of the {name} is {step}, and may be {most} at most")
     begin = dt.datetime.fromtimestamp(after // 10**9, dt.UTC)
     try:
         found = next(CronSim(fields, begin))

@@ -20,6 +20,7 @@ Checked = (
     nodes.CreateChangefeed
     | nodes.CreateDataset
     | nodes.CreateCdc
+    | nodes.CreateSchedule
     | nodes.AlterChangefeed
     | nodes.CheckConnection
 )
@@ -102,6 +103,11 @@ def _places(statement: Checked) -> Iterator[StatementPart]:
                 yield from _sink(action.sink)
         return
     yield from _options(statement.options)
+    if isinstance(statement, nodes.CreateSchedule):
+        if statement.recurring.span is not None:
+            yield _named(OPTION, "RECURRING", statement.recurring.span)
+        yield from _places(statement.statement)
+        return
     if isinstance(statement, nodes.CreateCdc):
         if statement.table.span is not None:
             yield _named(TABLE, ".".join(statement.table.parts), statement.table.span)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from changefeed.catalog import DesiredStatus, Job, Status
 from changefeed.core.errors import LOG_LOST, ChangefeedError
 from changefeed.core.uri import sink_location
@@ -82,22 +84,30 @@ def alter(statement: nodes.AlterChangefeed, context: Context) -> Result:
 
 def changes(job: Job, plan: AlterPlan) -> list[str]:
     """Options and address before and after, without secrets."""
-    old, new = Options.from_dict(job.options).display(), plan.options.display()
-    stored = plan.options.to_dict()
-    said = [
-        f"{name} {_change(old.get(name), new.get(name))}"
-        for name in sorted({*job.options, *stored})
-        if job.options.get(name) != stored.get(name)
-    ]
+    said = option_changes(job.options, plan.options.to_dict())
     if plan.begin is not None:
         said.append(f"cursor set from {job.high_water} to {plan.begin}")
-    if plan.sink_uri is not None and plan.sink_uri != job.sink_uri:
-        before, after = job.redacted_sink_uri, sink_location(plan.sink_uri)
-        said.append(f"address {_change(before, after)}")
-    return said
+    return said + address_changes(job.sink_uri or "", plan.sink_uri or job.sink_uri or "")
 
 
-def _change(before: str | None, after: str | None) -> str:
+def option_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Options before and after, as they are stored, without secrets."""
+    shown, then = (Options.from_dict(each).display() for each in (old, new))
+    return [
+        f"{name} {changed(shown.get(name), then.get(name))}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def address_changes(old: str, new: str) -> list[str]:
+    """A sink's URI before and after, without secrets; nothing if it is the same."""
+    if old == new:
+        return []
+    return [f"address {changed(sink_location(old), sink_location(new))}"]
+
+
+def changed(before: str | None, after: str | None) -> str:
     """``from '10s' to '5s'``; a flag has no value."""
     if before is None:
         return f"set to '{after}'" if after else "set"

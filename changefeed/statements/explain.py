@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from changefeed.attachments import attachment
-from changefeed.catalog import Job, Status, TableState
-from changefeed.core.errors import ChangefeedError, Code, Problems
+from changefeed.catalog import Job, Schedule, Status, TableState
+from changefeed.core.errors import ChangefeedError, Code, Problems, raise_all
 from changefeed.core.figures import duration_text
 from changefeed.options import GC_TTL, Options, to_span
 from changefeed.plan import cdc
@@ -17,8 +17,8 @@ from changefeed.plan.check import COLUMNS as CHECK_COLUMNS
 from changefeed.plan.check import CONNECTION, problem_rows
 from changefeed.plan.names import choose_source
 from changefeed.plan.replace import replacement
-from changefeed.plan.stages import EXPLAIN_COLUMNS, explain_rows
-from changefeed.statements import brief, datasets
+from changefeed.plan.stages import EXPLAIN_COLUMNS, FeedPlan, explain_rows
+from changefeed.statements import brief, datasets, schedules
 from changefeed.statements.alter import changes
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.create import replaced
@@ -44,7 +44,9 @@ def _plain(
 
 @handles(nodes.Explain)
 def explain(statement: nodes.Explain, context: Context) -> Result:
-    """EXPLAIN CREATE CHANGEFEED: the stages; creates nothing."""
+    """EXPLAIN CREATE CHANGEFEED or SCHEDULE: the stages; creates nothing."""
+    if isinstance(statement.statement, nodes.CreateSchedule):
+        return _explain_schedule(statement.statement, context)
     job = _replaced(statement.statement, context)
     if job is not None:
         return _explain_replacement(_of_feed(statement.statement, context), job, context)
@@ -55,6 +57,31 @@ def explain(statement: nodes.Explain, context: Context) -> Result:
     if dataset is not None:
         rows[:0] = datasets.explained(dataset.definition)
     return Result("rows", EXPLAIN_COLUMNS, rows, list(plan.notices))
+
+
+def _explain_schedule(statement: nodes.CreateSchedule, context: Context) -> Result:
+    """When runs are, and the feed of each; of a schedule that is replaced what changes."""
+    there = schedules.schedule_there(statement, context)
+    if there is not None and statement.or_replace:
+        planned, plan, notices = schedules.plan_schedule(statement, context, there)
+        rows: list[tuple[Cell, ...]] = [*schedules.differences(there, planned)]
+        if rows:
+            return Result("rows", EXPLAIN_COLUMNS, rows, [*plan.notices, *notices])
+        same = f'schedule "{there.name}" is as the statement says'
+        return Result("rows", EXPLAIN_COLUMNS, [("nothing", same)])
+    raise_all(_taken(statement, there))
+    planned, plan, notices = schedules.plan_schedule(statement, context)
+    runs = schedules.next_runs(planned.recurring, planned.due, context.clock.now().wall)
+    rows = [("schedule", runs), *explain_rows(plan)]
+    return Result("rows", EXPLAIN_COLUMNS, rows, [*plan.notices, *notices])
+
+
+def _taken(statement: nodes.CreateSchedule, there: Schedule | None) -> list[ChangefeedError]:
+    """CF1102 if a new schedule has the name of another one."""
+    if there is None or statement.or_replace or statement.if_not_exists:
+        return []
+    message, span = f'schedule "{there.name}" already exists', to_span(statement.name_span)
+    return [ChangefeedError(Code.NAME_TAKEN, message, span=span)]
 
 
 def _replaced(statement: Made, context: Context) -> Job | None:
@@ -98,6 +125,8 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
         return _validate_feed(asked, context)
     if isinstance(asked, nodes.AlterChangefeed):
         return _validate_alter(asked, context)
+    if isinstance(asked, nodes.CreateSchedule):
+        return _validate_schedule(asked, context)
     job = _replaced(asked, context)
     if job is not None:
         return _validate_replacement(asked, job, context)
@@ -116,15 +145,47 @@ def validate(statement: nodes.Validate, context: Context) -> Result:
         except ChangefeedError as error:
             problems = [*problems, error]
     # A dataset's connection does not exist yet, and datasets have no warnings.
-    warnings = (
-        source_warnings(plan.source.source, [t.schema.table for t in plan.tables], context)
-        if plan is not None and dataset is None
-        else []
-    )
+    warnings = _source_warnings(plan, context) if plan is not None and dataset is None else []
     written = plain if dataset is None else asked
     read_from = _read_from(plain, context)
     rows += problem_rows(plan, problems, warnings, context.text, written, read_from)
     return _checked(rows, problems[0] if problems else None)
+
+
+def _validate_schedule(asked: nodes.CreateSchedule, context: Context) -> Result:
+    """The times, and the feed of a run as one that is made by itself."""
+    problems: list[ChangefeedError] = []
+    runs, feed, plan = "", asked.statement, None
+    try:
+        there = schedules.schedule_there(asked, context)
+        problems += _taken(asked, there)
+        if there is not None and asked.or_replace:
+            feed = schedules.with_secrets(asked, there)
+    except ChangefeedError as error:
+        problems.append(error)
+    try:
+        first, _ = schedules.times(asked, context)
+        runs = schedules.next_runs(asked.recurring.text, first, context.clock.now().wall)
+    except ChangefeedError as error:
+        problems += _problems(error)
+    try:
+        feed, _ = schedules.export(feed)
+        plan, found = check_create(feed, context.surroundings(probing=True))
+        problems += found
+    except ChangefeedError as error:
+        problems.append(error)
+    warnings = [] if plan is None else _source_warnings(plan, context)
+    rows: list[tuple[Cell, ...]] = []
+    read_from = _read_from(feed, context)
+    rows += problem_rows(plan, problems, warnings, context.text, asked, read_from)
+    if not problems:
+        rows.insert(1, ("ok", "", "", "", runs, ""))
+    return _checked(rows, problems[0] if problems else None)
+
+
+def _source_warnings(plan: FeedPlan, context: Context) -> list[str]:
+    tables = [stage.schema.table for stage in plan.tables]
+    return source_warnings(plan.source.source, tables, context)
 
 
 def _validate_alter(asked: nodes.AlterChangefeed, context: Context) -> Result:

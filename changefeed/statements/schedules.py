@@ -12,19 +12,23 @@ from dataclasses import replace
 from changefeed.catalog import Schedule
 from changefeed.core.errors import ChangefeedError, Code, raise_all
 from changefeed.core.recurring import next_time
+from changefeed.core.uri import redact
 from changefeed.options import (
     INITIAL_SCAN,
     INITIAL_SCAN_ONLY,
     InitialScan,
     OptionReader,
     Options,
+    redact_option,
     to_span,
 )
 from changefeed.options.types import parse_moment, shown_moment
 from changefeed.plan.build import feed_sql, plan_create
 from changefeed.plan.names import unknown_name
 from changefeed.plan.own_options import SCHEDULE_OPTIONS, own_values
+from changefeed.plan.stages import FeedPlan
 from changefeed.plan.targets import parse_targets
+from changefeed.statements.alter import address_changes, changed, option_changes
 from changefeed.statements.context import Context, Result, handles
 from changefeed.statements.times import date, moment
 from changefeed.statements.values import Cell
@@ -45,17 +49,36 @@ COLUMNS = (
 )
 MADE_COLUMNS = ("schedule_id", "name", "first_run", "recurring")
 
+#: How many times EXPLAIN and VALIDATE name.
+SHOWN_RUNS = 3
+#: What a schedule keeps when it is replaced.
+_KEPT = (
+    *("id", "created", "paused", "error", "last_due"),
+    *("job_id", "job_name", "job_status", "under_way"),
+)
+
 _ONLY = nodes.Option(INITIAL_SCAN.name, nodes.Literal(InitialScan.ONLY))
 
 
 @handles(nodes.CreateSchedule)
 def create_schedule(statement: nodes.CreateSchedule, context: Context) -> Result:
     """CREATE SCHEDULE: the feed of a run is planned, and not made."""
-    there = {each.name: each for each in context.catalog.schedules()}
-    if statement.name in there and statement.if_not_exists:
-        notice = f'schedule "{statement.name}" already exists, skipping'
-        return _made(there[statement.name], [notice], context)
-    planned, notices = plan_schedule(statement, context)
+    there = schedule_there(statement, context)
+    if there is not None and statement.if_not_exists:
+        notice = f'schedule "{there.name}" already exists, skipping'
+        return _made(there, [notice], context)
+    if statement.or_replace and there is not None:
+        planned, plan, notices = plan_schedule(statement, context, there, making=True)
+        if differences(there, planned):
+            context.catalog.replace_schedule(planned)
+            context.host.wake()
+            notices = [*plan.notices, *notices]
+            notices += [f"run {name} goes on" for name in there.under_way]
+        else:
+            notices = [f'schedule "{there.name}" is as the statement says: nothing was changed']
+        return _made(planned, notices, context)
+    planned, plan, notices = plan_schedule(statement, context, making=True)
+    notices = [*plan.notices, *notices]
     try:
         schedule = context.catalog.create_schedule(planned)
     except ChangefeedError as error:
@@ -73,15 +96,42 @@ def _made(schedule: Schedule, notices: list[str], context: Context) -> Result:
     return Result("rows", MADE_COLUMNS, [row], notices, tag="CREATE SCHEDULE")
 
 
-def plan_schedule(statement: nodes.CreateSchedule, context: Context) -> tuple[Schedule, list[str]]:
-    """What a statement would store, and notices.
+def schedule_there(statement: nodes.CreateSchedule, context: Context) -> Schedule | None:
+    """The schedule that has the name of a statement.
+
+    Raises:
+        ChangefeedError: CF1303 OR REPLACE without a name.
+    """
+    if statement.name is None and statement.or_replace:
+        raise ChangefeedError(
+            Code.NOT_SUPPORTED,
+            "CREATE OR REPLACE needs the name of a schedule",
+            hint="write CREATE OR REPLACE SCHEDULE name FOR ...",
+            span=to_span(statement.span),
+        )
+    found = (each for each in context.catalog.schedules() if each.name == statement.name)
+    return next(found, None)
+
+
+def plan_schedule(
+    statement: nodes.CreateSchedule,
+    context: Context,
+    there: Schedule | None = None,
+    *,
+    making: bool = False,
+) -> tuple[Schedule, FeedPlan, list[str]]:
+    """What a statement would store, in the place of ``there`` if that is given; the feed of a run,
+    and notices. ``making``: it is about to be stored.
+
+    A secret that the statement has redacted is the one that ``there`` has. Its next time changes
+    with the expression; a first run is that of a schedule without one.
 
     Raises:
         ChangefeedError: every problem of the feed, or what is wrong with the times.
     """
-    first, given = _times(statement, context)
-    feed, notices = _export(statement.statement)
-    plan = plan_create(feed, context.surroundings(making=True))
+    first, given = times(statement, context)
+    feed, notices = export(statement.statement if there is None else with_secrets(statement, there))
+    plan = plan_create(feed, context.surroundings(making=making))
     spec = plan.spec()
     schedule = Schedule(
         source=spec.source,
@@ -94,10 +144,58 @@ def plan_schedule(statement: nodes.CreateSchedule, context: Context) -> tuple[Sc
         due=first,
         name=statement.name or "",
     )
-    return schedule, [*plan.notices, *notices]
+    if there is not None:
+        fresh = "first_run" in given and there.last_due is None
+        stays = schedule.recurring == there.recurring and not fresh
+        kept = {name: getattr(there, name) for name in _KEPT}
+        schedule = replace(schedule, due=there.due if stays else first, **kept)
+    return schedule, plan, notices
 
 
-def _export(feed: nodes.CreateChangefeed) -> tuple[nodes.CreateChangefeed, list[str]]:
+def with_secrets(statement: nodes.CreateSchedule, there: Schedule) -> nodes.CreateChangefeed:
+    """The feed with the secrets of ``there`` where they are redacted."""
+    feed = statement.statement
+    sink = feed.sink
+    if sink is not None and sink.text == redact(there.sink_uri):
+        sink = replace(sink, text=there.sink_uri)
+    options = []
+    for option in feed.options:
+        stored = there.options.get(option.name)
+        given = option.value
+        if stored and given is not None and given.text == redact_option(option.name, stored):
+            option = replace(option, value=replace(given, text=stored))
+        options.append(option)
+    return replace(feed, sink=sink, options=tuple(options))
+
+
+def differences(there: Schedule, planned: Schedule) -> list[tuple[str, str]]:
+    """What a replacement changes, as rows of EXPLAIN."""
+    rows = [("drop", target) for target in there.targets if target not in planned.targets]
+    rows += [("add", target) for target in planned.targets if target not in there.targets]
+    names = {
+        "source": "source",
+        "recurring": "RECURRING",
+        "on_failure": "on_execution_failure",
+        "on_running": "on_previous_running",
+    }
+    for field, name in names.items():
+        old, new = getattr(there, field), getattr(planned, field)
+        if old != new:
+            rows.append(("change", f"{name} {changed(old, new)}"))
+    texts = option_changes(there.options, planned.options)
+    texts += address_changes(there.sink_uri, planned.sink_uri)
+    return rows + [("change", text) for text in texts]
+
+
+def next_runs(recurring: str, first: int, now: int) -> str:
+    """The next times of a schedule in a sentence."""
+    following = [first]
+    while len(following) < SHOWN_RUNS:
+        following.append(next_time(recurring, max(following[-1], now)))
+    return f"{recurring}: runs at {', '.join(date(at).words for at in following)}"
+
+
+def export(feed: nodes.CreateChangefeed) -> tuple[nodes.CreateChangefeed, list[str]]:
     """The feed of a run: it ends with its scan.
 
     Raises:
@@ -117,12 +215,11 @@ def _export(feed: nodes.CreateChangefeed) -> tuple[nodes.CreateChangefeed, list[
             )
     if any(option.name in (INITIAL_SCAN.name, INITIAL_SCAN_ONLY.name) for option in feed.options):
         return feed, []
-    # CockroachDB's notice.
-    notice = "added missing initial_scan='only' option to schedule changefeed"
+    notice = "each run has initial_scan = 'only': it ends when the rows are delivered"
     return replace(feed, options=(*feed.options, _ONLY)), [notice]
 
 
-def _times(statement: nodes.CreateSchedule, context: Context) -> tuple[int, dict[str, str]]:
+def times(statement: nodes.CreateSchedule, context: Context) -> tuple[int, dict[str, str]]:
     """When the first run is, and the options by name."""
     reading = OptionReader(context.clock, context.text)
     more = "; those of the feed stand before RECURRING"
@@ -137,7 +234,7 @@ def _times(statement: nodes.CreateSchedule, context: Context) -> tuple[int, dict
     except ValueError as error:
         reading.problem(
             Code.INVALID_OPTION_VALUE,
-            f"RECURRING is a cron expression: {error}",
+            f"RECURRING is no cron expression: {error}",
             to_span(statement.recurring.span),
             "write minute, hour, day, month and day of the week, as '0 3 * * *', or '@daily'.",
         )
@@ -264,14 +361,14 @@ def _feed_sql(schedule: Schedule) -> str:
     return feed_sql(None, schedule.targets, schedule.source, schedule.sink_uri, options)
 
 
-def schedule_sql(schedule: Schedule, *, first_run: bool = True) -> str:
-    """The statement that makes a schedule, without secrets. ``first_run``: with the time of a first
-    run that was asked for and is to come."""
+def schedule_sql(schedule: Schedule) -> str:
+    """The statement that makes a schedule, without secrets, with the time of a first run that was
+    asked for and is to come."""
     feed = parse(_feed_sql(schedule))
     if not isinstance(feed, nodes.CreateChangefeed):
         raise AssertionError("a schedule makes changefeeds")
     given = {}
-    fresh = first_run and schedule.created and schedule.last_due is None and not schedule.paused
+    fresh = schedule.created and schedule.last_due is None and not schedule.paused
     if fresh and schedule.due != next_time(schedule.recurring, schedule.created):
         given["first_run"] = shown_moment(str(schedule.due))
     if schedule.on_failure != "reschedule":

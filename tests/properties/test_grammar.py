@@ -116,6 +116,21 @@ functions = st.builds(
 cdcs = st.builds(
     nodes.CreateCdc, qualified(3), st.sampled_from(["kafka", "elasticsearch"]), optional_options
 )
+schedules = st.builds(
+    nodes.CreateSchedule,
+    st.builds(
+        nodes.CreateChangefeed,
+        target_lists,
+        st.none(),
+        st.none() | names,
+        strings,
+        optional_options,
+    ),
+    strings,
+    st.none() | names,
+    optional_options,
+    or_replace=st.booleans(),
+)
 not_sinks = tuples(
     st.builds(Option, names.filter(lambda name: name != "sink"), st.none() | strings | words)
 )
@@ -173,7 +188,8 @@ statements: st.SearchStrategy[nodes.Statement] = st.one_of(
     st.builds(nodes.DropConnection, names, st.booleans()),
     st.builds(nodes.Use, names),
     creates,
-    st.builds(nodes.Explain, creates | datasets | cdcs),
+    schedules,
+    st.builds(nodes.Explain, creates | datasets | cdcs | schedules),
     st.builds(nodes.CreateChangefeed, target_lists, names, or_replace=st.just(True)),
     st.builds(nodes.Validate, creates | datasets | cdcs),
     cdcs,

@@ -301,7 +301,15 @@ def refused(bench: Bench, statement: str) -> str:
     [
         (
             HOURLY.replace("@hourly", "0 25 * * *"),
-            "CF1204 RECURRING is a cron expression: bad hour",
+            "CF1204 RECURRING is no cron expression: bad hour",
+        ),
+        (
+            HOURLY.replace("@hourly", "*/99 * * * *"),
+            "CF1204 RECURRING is no cron expression: the step of the minute is 99, and may be 59",
+        ),
+        (
+            HOURLY.replace("@hourly", "0 1 * *"),
+            "CF1204 RECURRING is no cron expression: it has 4 fields, and needs 5",
         ),
         (
             f"{HOURLY} WITH SCHEDULE OPTIONS first_run = 'soon'",
@@ -354,6 +362,10 @@ def test_what_a_schedule_uses_cannot_be_dropped(bench: Bench) -> None:
         )
     used = {row[0]: str(row[2]) for row in bench.world.run("SHOW EXTERNAL CONNECTIONS").rows}
     assert used == {"out": "schedule hourly", "shop": "schedule hourly"}
+    bench.world.run("CREATE CHANGEFEED f FOR orders INTO 'null://'")
+    with pytest.raises(ChangefeedError) as caught:
+        bench.world.run("DROP EXTERNAL CONNECTION shop")
+    assert caught.value.hint == "DROP CHANGEFEED f and DROP SCHEDULE hourly first."
 
 
 def test_secrets_are_in_the_run_and_nowhere_else(bench: Bench) -> None:
@@ -407,12 +419,82 @@ def test_export_and_apply_know_schedules(bench: Bench) -> None:
         applied(f"{shop}; USE shop; {HOURLY} WITH SCHEDULE OPTIONS on_execution_failure = pause")
         == []
     )
-    changed = ["- schedule hourly", "+ schedule hourly"]
-    assert applied(f"{shop}; USE shop; {HOURLY}") == changed
-    assert bench.schedule.on_failure == "reschedule"
+    world.run("PAUSE SCHEDULE hourly")
+    before = bench.schedule
+    assert before.last_due is not None
+    assert applied(f"{shop}; USE shop; {HOURLY}") == ["~ schedule hourly"]
+    # It is the same schedule still: paused, and with its runs.
+    assert bench.schedule == replace(before, on_failure="reschedule")
     assert applied(shop) == ["- schedule hourly"]
     # The feed of the run goes on.
     assert [job.name for job in world.catalog.jobs()] == ["hourly_20231114_221320"]
+
+
+def test_nothing_is_applied_before_every_secret_is_known(bench: Bench) -> None:
+    """A user is not changed when a schedule cannot be."""
+    text = "CREATE USER ann; USE shop; " + HOURLY.replace(
+        "file:///x", "s3://b/x?AWS_ACCESS_KEY_ID=k&AWS_SECRET_ACCESS_KEY=${KEYS}"
+    )
+    steps = Declaration([each.text for each in split(text)], bench.world.interpreter, {})
+    with pytest.raises(ChangefeedError, match="schedule hourly needs the environment variable"):
+        next(steps.apply(prune=False))
+    assert bench.world.catalog.users() == []
+
+
+def test_explain_and_validate_name_the_next_runs_and_look_at_the_feed(bench: Bench) -> None:
+    stages = [tuple(map(str, row)) for row in bench.world.run(f"EXPLAIN {HOURLY}").rows]
+    assert stages[0] == (
+        "schedule",
+        "@hourly: runs at 2023-11-14 23:00:00 UTC, 2023-11-15 00:00:00 UTC, "
+        "2023-11-15 01:00:00 UTC",
+    )
+    feed = bench.world.run(
+        "EXPLAIN CREATE CHANGEFEED FOR orders INTO 'file:///x' WITH initial_scan = 'only'"
+    )
+    assert stages[1:] == [tuple(map(str, row)) for row in feed.rows]
+    checked = bench.world.run(f"VALIDATE {HOURLY}").objects()
+    assert [row["severity"] for row in checked] == ["ok", "ok"]
+    assert str(checked[1]["problem"]).startswith("@hourly: runs at 2023-11-14 23:00:00 UTC")
+    wrong = HOURLY.replace("orders", "nothing").replace("@hourly", "0 25 * * *")
+    wrong += " WITH SCHEDULE OPTIONS on_previous_running = 'go'"
+    checked = bench.world.run(f"VALIDATE {wrong}").objects()
+    assert [(row["code"], row["place"], row["where"]) for row in checked] == [
+        ("CF1204", "option", "on_previous_running"),
+        ("CF1204", "option", "RECURRING"),
+        ("CF1101", "table", "nothing"),
+    ]
+    assert bench.world.catalog.schedules() == []
+    bench.world.run(HOURLY)
+    assert refused(bench, f"EXPLAIN {HOURLY}") == 'CF1102 schedule "hourly" already exists'
+    (taken,) = bench.world.run(f"VALIDATE {HOURLY}").objects()
+    assert (taken["code"], taken["where"]) == ("CF1102", "hourly")
+
+
+def test_a_schedule_is_replaced_in_its_place(bench: Bench) -> None:
+    secret = "s3://bucket/x?AWS_ACCESS_KEY_ID=key&AWS_SECRET_ACCESS_KEY=s3cret"
+    bench.world.run(HOURLY.replace("file:///x", secret))
+    bench.at(FIRST)
+    bench.world.run("PAUSE SCHEDULE hourly")
+    before = bench.schedule
+    replaced = bench.world.run("SHOW CREATE SCHEDULE hourly").objects()[0]["create_statement"]
+    assert "redacted" in str(replaced)
+    again = str(replaced).replace("CREATE", "CREATE OR REPLACE")
+    assert bench.world.run(f"EXPLAIN {again}").rows[0][0] == "nothing"
+    (notice,) = bench.world.run(again).notices
+    assert notice == 'schedule "hourly" is as the statement says: nothing was changed'
+    other = again.replace("orders", "orders, items").replace("'@hourly'", "'@daily'")
+    shown = [tuple(map(str, row)) for row in bench.world.run(f"EXPLAIN {other}").rows]
+    assert shown[-1] == ("change", "RECURRING from '@hourly' to '@daily'")
+    assert shown[:-1] == [("add", "public.items")]
+    assert bench.schedule == before
+    made = bench.world.run(other)
+    assert made.notices[-1] == "run hourly_20231114_230000 goes on"
+    after = bench.schedule
+    assert (after.sink_uri, after.paused, after.job_id) == (secret, True, before.job_id)
+    assert after.recurring == "@daily" and after.due == next_time("@daily", FIRST)
+    assert refused(
+        bench, HOURLY.replace("CREATE", "CREATE OR REPLACE").replace(" hourly", "", 1)
+    ) == ("CF1303 CREATE OR REPLACE needs the name of a schedule")
 
 
 def test_who_may(bench: Bench) -> None:
