@@ -501,6 +501,11 @@ class Sink(ABC):
         another thread, at any time after the object was made; returns at once."""
         return ""
 
+    def examine(self, batch: Batch) -> None:  # noqa: B027  a sink may know of it at the target only
+        """Raise what :meth:`write` would raise of rows that are refused for themselves
+        (``ChangefeedError.about_row``), as far as it is known without handing them over. Takes no
+        row. Called to find the rows of a batch that was refused."""
+
     def topic(self, name: str) -> str:
         """The name of the target of a table (or topic alias). Does not connect."""
         return name

@@ -45,3 +45,35 @@ def by_halves(
     half = rows.num_rows // 2
     by_halves(rows.slice(0, half), deliver, refused)
     by_halves(rows.slice(half), deliver, refused)
+
+
+def sifted(
+    rows: pa.Table, examine: Callable[[pa.Table], None]
+) -> tuple[pa.Table, list[tuple[int, ChangefeedError]]]:
+    """The rows without those that are refused before anything is delivered, and these: the place
+    of each among ``rows``, rising, and why it is refused.
+
+    Args:
+        examine: raises the error of :func:`by_halves`'s ``deliver``, as far as it is known without
+            delivering the rows.
+
+    Raises:
+        ChangefeedError, TableError: one that is not about a row.
+    """
+    found: list[tuple[int, ChangefeedError]] = []
+    kept: list[pa.Table] = [rows.slice(0, 0)]
+    place = 0
+
+    def taken(some: pa.Table) -> None:
+        nonlocal place
+        examine(some)
+        kept.append(some)
+        place += some.num_rows
+
+    def refused(row: pa.Table, error: ChangefeedError) -> None:
+        nonlocal place
+        found.append((place, error))
+        place += 1
+
+    by_halves(rows, taken, refused)
+    return pa.concat_tables(kept), found

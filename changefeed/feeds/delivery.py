@@ -20,7 +20,7 @@ from changefeed.capture.growing_log import LogAccess
 from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Ddl, SchemaChange, Truncate
-from changefeed.core.halves import by_halves, row_error
+from changefeed.core.halves import by_halves, row_error, sifted
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Envelope
 from changefeed.core.sizes import Sizes
@@ -351,8 +351,9 @@ class Delivery:
         """
         whole = chunk.load()
         superseded = _superseded(chunk, whole)
+        shape = feed.row_plan(chunk.schema).schema
 
-        def deliver(some: pa.Table) -> None:
+        def encoded(some: pa.Table) -> EncodedChunk:
             if interrupted():
                 raise _Interruption
             with about_table(chunk.schema.table):
@@ -360,16 +361,35 @@ class Delivery:
                     rows = _typed_rows(feed, chunk, some, superseded=superseded)
                 else:
                     rows = self._messages(feed, chunk, some)
+            return EncodedChunk(chunk, shape, rows)
+
+        def examine(some: pa.Table) -> None:
+            found = encoded(some)
+            with about_table(chunk.schema.table):
+                self._sink_session.examine(self._batch(feed, found, self._round(upto)))
+
+        def deliver(some: pa.Table) -> None:
+            found = encoded(some)
             attempt = self._round(upto)
             try:
-                shape = feed.row_plan(chunk.schema).schema
-                self._write(feed, EncodedChunk(chunk, shape, rows), attempt)
+                self._write(feed, found, attempt)
                 self._commit(feed, attempt)
             except BaseException:
                 self._sink_session.abort(attempt.epoch, attempt.receipts)
                 raise
 
-        by_halves(whole, deliver, lambda row, error: feed.refuse_row(chunk.schema, row, error))
+        def refuse(row: pa.Table, error: ChangefeedError, beside: int = 0) -> None:
+            feed.refuse_row(chunk.schema, row, error, beside)
+
+        rows, refused = sifted(whole, examine)
+        if refused and not feed.dead_letters.wanted:
+            first, error = refused[0]
+            by_halves(whole.slice(0, first), deliver, refuse)
+            refuse(whole.slice(first, 1), error)
+        # Before the rows behind them: a sink may say of these that all up to there is applied.
+        for place, error in refused:
+            refuse(whole.slice(place, 1), error, rows.num_rows)
+        by_halves(rows, deliver, refuse)
 
     def _number_changes(self, feed: Feed, opening: SliceStart) -> None:
         self._orders, self._after = TransactionOrders(), opening.after
@@ -409,22 +429,24 @@ class Delivery:
         current.receipts.append(self._sink_session.write(batch))
         current.boundaries = item.watermark.upto
 
+    @staticmethod
+    def _batch(feed: Feed, item: EncodedChunk, current: Round) -> Batch:
+        return Batch(
+            feed=feed.job.name,
+            epoch=current.epoch,
+            partition=len(current.receipts),
+            target=feed.target(item.schema.table),
+            schema=item.schema,
+            rows=item.rows,
+            after=item.chunk.after,
+        )
+
     def _write(self, feed: Feed, item: EncodedChunk, current: Round) -> None:
         if not item.rows.num_rows:
             return
         table = item.schema.table
         with about_table(table):
-            receipt = self._sink_session.write(
-                Batch(
-                    feed=feed.job.name,
-                    epoch=current.epoch,
-                    partition=len(current.receipts),
-                    target=feed.target(table),
-                    schema=item.schema,
-                    rows=item.rows,
-                    after=item.chunk.after,
-                )
-            )
+            receipt = self._sink_session.write(self._batch(feed, item, current))
         current.add(table, receipt)
         # A copy: a column of the chunk would keep all of its rows in memory.
         current.walls.append(np.array(item.rows["wall"]))

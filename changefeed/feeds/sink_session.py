@@ -264,6 +264,10 @@ class SinkSession:
         ):
             return sink.write(batch)
 
+    def examine(self, batch: Batch) -> None:
+        """See :meth:`sinks.base.Sink.examine`."""
+        self.open().examine(batch)
+
     def commit(
         self,
         epoch: Epoch,

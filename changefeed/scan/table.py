@@ -37,7 +37,7 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.engines import EngineChoice, EngineOption, Work, choose_engine
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import Point, fault_point
-from changefeed.core.halves import by_halves
+from changefeed.core.halves import by_halves, sifted
 from changefeed.core.log_rows import delete_rows, scan_rows
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Deletes
@@ -522,8 +522,26 @@ class ScanWriter:
             self.commit_round()
             return
         self._held.append((rows, shape))
-        self._or_by_halves(lambda: self.write(shape(rows)))
+        self._or_by_halves(lambda: self._sift(rows, shape))
         self.commit_round()
+
+    def _sift(self, rows: pa.Table, shape: Callable[[pa.Table], pa.Table]) -> None:
+        """Write rows; without those that are refused before the sink has any."""
+        try:
+            self.write(shape(rows))
+            return
+        except ChangefeedError as error:
+            if not error.about_row:
+                raise
+            good, refused = sifted(rows, lambda some: self.sink.examine(self._batch(shape(some))))
+            if not refused:
+                raise
+        refuse_row = self._reading.host.refuse_row
+        assert refuse_row is not None
+        for place, why in refused:
+            refuse_row(self.schema, rows.slice(place, 1), why, self._rows + good.num_rows)
+        self._held[-1] = good, shape
+        self.write(shape(good))
 
     def _or_by_halves(self, step: Callable[[], None]) -> None:
         """Do it; if a row is refused, deliver all rows that are not durable by halves."""
@@ -566,9 +584,8 @@ class ScanWriter:
         self._rows, self._bytes = self._rows - self._pending, self._bytes - self._pending_bytes
         self._pending = self._pending_bytes = 0
 
-    def write(self, rows: pa.Table) -> None:
-        """Hand over rows as the sink takes them."""
-        batch = Batch(
+    def _batch(self, rows: pa.Table) -> Batch:
+        return Batch(
             feed=self._reading.host.name,
             epoch=self.epoch,
             partition=len(self._receipts),
@@ -578,9 +595,12 @@ class ScanWriter:
             after=self._reading.at.previous(),
             scan=True,
         )
+
+    def write(self, rows: pa.Table) -> None:
+        """Hand over rows as the sink takes them."""
         self._reading.host.sinks.check_lease()
         with self._reading.barrier.passing(), self._traced("write", rows.num_rows):
-            receipt = self.sink.write(batch)
+            receipt = self.sink.write(self._batch(rows))
         self._receipts.append(receipt)
         self._pending += rows.num_rows
         self._pending_bytes += receipt.bytes

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from changefeed.core.errors import ChangefeedError, Code
 from sinks.lake.place import S3_FILES
+from sinks.lake.types import BEYOND
 
 # Py4J hands out an exception of Java as a text with the classes of all its causes. What is looked
 # for below are such classes, error conditions of Spark and codes of stores; where a client has no
@@ -73,8 +74,8 @@ def explained(
             Code.SINK_REFUSED_DATA,
             f"a value of {what} does not fit the type of its column",
             detail=f"{about}: {value[1]}",
-            hint="infinity, BC dates and NaN in a numeric have no place in these types: select "
-            "the column as text (col::text), or leave it out.",
+            hint=BEYOND,
+            about_row=True,
         )
     if _BUSY.search(text):
         return ChangefeedError(

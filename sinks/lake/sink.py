@@ -53,9 +53,11 @@ from sinks.lake.staging import (
     OPERATION,
     VERSION,
     StagedFile,
+    check_values,
     read,
     settled,
     stage,
+    staged_table,
 )
 from sinks.lake.table import OWNER, LakeTable, reach
 from sinks.lake.upkeep import Upkeep
@@ -211,6 +213,9 @@ class LakeSink(TableSink):
             return Receipt(batch.partition, batch.rows.num_rows, 0)
         self._staged[staged.path] = staged
         return Receipt(batch.partition, batch.rows.num_rows, staged.bytes, (staged.path,))
+
+    def require_values(self, batch: Batch, rows: pa.Table) -> None:
+        check_values(batch, staged_table(replace(batch, rows=rows)))
 
     def apply(self, epoch: Epoch, receipts: Sequence[Receipt]) -> bool:
         """Merge what was staged, table by table."""
@@ -568,6 +573,7 @@ def _able(pack: str) -> Capabilities:
                 Feature.FILE_LAYOUT,
                 Feature.FILE_UPKEEP,
                 Feature.COMPARISON,
+                Feature.DEAD_LETTERS,
             }
         ),
         evolves=True,

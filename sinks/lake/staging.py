@@ -27,7 +27,7 @@ from changefeed.core.types import Kind
 from changefeed.options import History
 from changefeed.spark.internals.arrow_types import spark_schema
 from sinks.base import Batch, Target
-from sinks.lake.types import spark_type
+from sinks.lake.types import BEYOND, accepted, spark_type
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.fold import (
     Numbers,
@@ -39,6 +39,7 @@ from sinks.merged.fold import (
 )
 from sinks.merged.policy import MergeMode
 from sinks.merged.rows import key_value, last_of, table_of, versions_of
+from sinks.merged.values import require_values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -90,8 +91,12 @@ def stage(batch: Batch, path: Path, *, history: History) -> StagedFile | None:
         history: with ``off`` only the last change of each key is written. With the others, or
             where values are missing, all are: a change may have a value that a later change of
             its transaction lacks, which may be in another batch. :func:`settled` sees all.
+
+    Raises:
+        ChangefeedError: CF5006, a column cannot hold a value.
     """
     table = staged_table(batch)
+    check_values(batch, table)
     incomplete = MISSING in table.column_names
     missing = lacking(table[MISSING]) if incomplete else frozenset()
     if history is History.OFF and not (incomplete or batch.scan or batch.schema.keyless):
@@ -131,6 +136,26 @@ def staged_table(batch: Batch) -> pa.Table:
     if missing.null_count < rows.num_rows:
         columns[MISSING] = missing
     return pa.table(columns)
+
+
+def check_values(batch: Batch, staged: pa.Table) -> None:
+    """Every staged value can be kept by the type of its column, as far as is known without Spark.
+
+    Raises:
+        ChangefeedError: CF5006, naming table and column, never the value.
+    """
+    for number, column in enumerate(batch.schema.columns):
+        pattern = accepted(column.logical)
+        if pattern and column.physical == "string":
+            require_values(
+                batch.schema,
+                batch.target.topic,
+                column,
+                staged[f"c{number}"],
+                kept_as=spark_type(column.logical),
+                accepts=pattern,
+                hint=BEYOND,
+            )
 
 
 def key_names(schema: TableSchema) -> list[str]:

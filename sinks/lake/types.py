@@ -16,8 +16,9 @@ array<T>                  array<T>            more than one dimension, unless T 
 everything else           string              text as the source writes it (json, uuid, interval)
 ========================  ==================  ====================================================
 
-Casts run under ANSI rules, so what does not fit is an error that stops the table, and never a
-silent null.
+What does not fit is found before rows are staged (:func:`accepted`). Casts run under ANSI rules,
+so what that does not know (the year 294276 of a timestamp) is an error of Spark, and never a silent
+null.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import re
 
 from changefeed.core.schema import Column
 from changefeed.core.types import TEXT_NUMBERS, Kind, LogicalType
+from sinks.merged.values import decimal_pattern
 
 _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
 
@@ -72,6 +74,37 @@ def spark_type(logical: LogicalType, *, small: bool = True) -> str:
         return str(logical)
     found = _TYPES.get(logical.kind, "string")
     return "int" if found == "smallint" and not small else found
+
+
+#: What to do about a value that its column cannot hold.
+BEYOND = (
+    "infinity, BC dates and NaN in a numeric have no place in these types: select the column as "
+    "text (col::text), or leave it out."
+)
+
+#: The calendar's texts that a cast takes: no infinity, no year before Christ.
+_MOMENT = '[0-9]{4,6}-[^C"]*'
+_ACCEPTED = {
+    Kind.DATE: '[0-9]{4,7}-[^C"]*',
+    Kind.TIMESTAMP: _MOMENT,
+    Kind.TIMESTAMPTZ: _MOMENT,
+}
+
+
+def accepted(logical: LogicalType) -> str:
+    """Regular expression (RE2, whole text) that each value in log form matches which a column of
+    this type can hold; empty: all of them."""
+    if logical.element is None:
+        if logical.digits is not None and spark_type(logical) != "string":
+            return decimal_pattern(logical.precision - logical.scale, logical.scale)
+        return _ACCEPTED.get(logical.kind, "")
+    if spark_type(logical.element) == "string":
+        return r"(?s)\[.*"
+    element = accepted(logical.element)
+    if not element:
+        return r"(?s)\[\s*(?:[^\[\s].*)?"
+    one = rf'(?:null|"?(?:{element})"?)\s*'
+    return rf"\[\s*(?:{one}(?:,\s*{one})*)?\]"
 
 
 def typed(column: Column, text: str) -> str:

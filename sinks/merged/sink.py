@@ -56,6 +56,14 @@ class TableStore(ABC):
         """
 
     @abstractmethod
+    def require_values(self, batch: Batch, rows: pa.Table) -> None:
+        """Check that the target can hold each value of these rows, some of those of the batch.
+
+        Raises:
+            ChangefeedError: CF5006, it cannot hold one.
+        """
+
+    @abstractmethod
     def apply(self, epoch: Epoch, receipts: Sequence[Receipt]) -> bool:
         """Apply what was staged to the targets, durably. Return False if nothing was staged."""
 
@@ -103,14 +111,31 @@ class TableSink(Sink, TableStore):
         """Stage the changes that the target does not have, or the rows of a scan; no rows if the
         target has the whole scan already."""
         self._policy.require_key(batch.schema)
-        rows = table_of(batch.rows)
-        if not batch.scan:
-            rows = unapplied(rows, self.applied(batch.target, batch.schema))
-        elif rows.num_rows and not self._begin(batch.target, batch.schema, batch.epoch.upto):
+        rows = self._unapplied(batch)
+        if (
+            batch.scan
+            and rows.num_rows
+            and not self._begin(batch.target, batch.schema, batch.epoch.upto)
+        ):
             rows = rows.slice(0, 0)
+        self._require_keys(batch, rows)
+        return self.stage(batch, rows)
+
+    def examine(self, batch: Batch) -> None:
+        """See :meth:`sinks.base.Sink.examine`: values, and keys without one."""
+        rows = self._unapplied(batch)
+        self._require_keys(batch, rows)
+        self.require_values(batch, rows)
+
+    def _unapplied(self, batch: Batch) -> pa.Table:
+        rows = table_of(batch.rows)
+        if batch.scan:
+            return rows
+        return unapplied(rows, self.applied(batch.target, batch.schema))
+
+    def _require_keys(self, batch: Batch, rows: pa.Table) -> None:
         if self._policy.removal is not Removal.RECORD:
             require_key_values(rows, batch.schema, batch.target.topic)
-        return self.stage(batch, rows)
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
         """Apply what was staged. The duration of that determines when the next round begins."""

@@ -26,7 +26,7 @@ from sinks.merged.policy import TablePolicy
 from sinks.merged.sink import TableSink
 from sinks.warehouse.feed_tables import FeedTables, KnownTable
 from sinks.warehouse.pending import PendingRows, new_batch
-from sinks.warehouse.staging import TargetShape
+from sinks.warehouse.staging import TargetShape, check_values
 
 #: Rows and bytes gathered before they are loaded: a load costs much whatever it holds.
 LOAD_ROWS = 200_000
@@ -162,6 +162,10 @@ class DatabaseSink(TableSink):
         if gathered >= self.load_rows or pending.buffered >= self.load_bytes:
             self.load(pending)
         return receipt
+
+    def require_values(self, batch: Batch, rows: pa.Table) -> None:
+        shape = TargetShape(batch.schema, batch.target.topic)
+        check_values(shape, shape.staged(rows, 0), self._tables.warehouse.dialect)
 
     def _pending_rows(self, known: KnownTable, shape: TargetShape, scan: bool) -> PendingRows:
         for pending in self._pending:

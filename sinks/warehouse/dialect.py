@@ -42,6 +42,7 @@ import pyarrow as pa
 from changefeed.core import sql
 from changefeed.core.schema import Column
 from changefeed.core.types import Kind, LogicalType
+from sinks.merged.values import decimal_pattern
 
 #: Types of columns that may have a collation, as catalogs print them.
 _TEXTS = re.compile(
@@ -82,13 +83,6 @@ class SqlStatement:
 
     sql: str
     topic: str = ""
-
-
-def decimal_pattern(whole: int, scale: int) -> str:
-    """Texts of numbers that ``DECIMAL(whole + scale, scale)`` holds exactly."""
-    digits = f"0*[0-9]{{0,{whole}}}" if whole else "0*"
-    part = rf"(?:\.[0-9]{{0,{scale}}}0*)?"
-    return f"-?{digits}{part}"
 
 
 #: Dates and timestamps from year 1 to 9999: what most warehouses hold.

@@ -21,6 +21,7 @@ from changefeed.core.settings import Parameter, Settings, setting
 from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import invalid_uri
 from sinks.base import Capabilities
+from sinks.merged.values import decimal_pattern
 from sinks.warehouse.dialect import (
     ANNO_DOMINI,
     FLAT_ARRAY,
@@ -28,7 +29,6 @@ from sinks.warehouse.dialect import (
     SqlStatement,
     TypeRule,
     Warehouse,
-    decimal_pattern,
 )
 from sinks.warehouse.errors import explained
 from sinks.warehouse.sink import REFUSES_ROWS, WarehouseSink

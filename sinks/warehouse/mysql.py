@@ -21,13 +21,13 @@ from changefeed.core.settings import FileTls, Parameter, Settings, group, settin
 from changefeed.core.types import Kind
 from changefeed.core.uri import Parts, invalid_uri
 from sinks.base import Capabilities
+from sinks.merged.values import decimal_pattern
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
     SqlStatement,
     TypeRule,
     Warehouse,
-    decimal_pattern,
 )
 from sinks.warehouse.errors import explained
 from sinks.warehouse.rows import packets

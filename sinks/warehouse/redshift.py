@@ -22,12 +22,12 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.settings import Parameter, ParameterKind, Settings, setting
 from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import invalid_uri, without
+from sinks.merged.values import decimal_pattern
 from sinks.warehouse.dialect import (
     COMMON_ERA,
     Dialect,
     SqlStatement,
     TypeRule,
-    decimal_pattern,
 )
 from sinks.warehouse.postgresql import PostgreSQL, PostgreSQLDialect
 from sinks.warehouse.rows import packets

@@ -29,6 +29,7 @@ from sinks.base import (
 )
 from sinks.merged.pace import IntervalPace
 from sinks.merged.policy import ScanEnd, TablePolicy
+from sinks.merged.values import refused_value, unfit
 from sinks.ownership import Claim
 from sinks.warehouse import applied as bookkeeping
 from sinks.warehouse.compare import Comparison, held
@@ -41,7 +42,7 @@ from sinks.warehouse.owning import (
     TargetContent,
 )
 from sinks.warehouse.pending import PendingRows, new_batch
-from sinks.warehouse.staging import BATCH, TargetShape, fits, refused_value, unfit
+from sinks.warehouse.staging import BATCH, TargetShape, fits, kept_as
 from sinks.warehouse.strategy import Strategy
 from sinks.warehouse.tables import TargetTable, scan_name, staging_name
 
@@ -130,7 +131,8 @@ class WarehouseSink(DatabaseSink):
                 except ChangefeedError as found:
                     if found.code is not error.code:
                         return error
-                    return refused_value(shape, column, unfit(rule, d), str(found.detail))
+                    why = unfit(kept_as(rule, d))
+                    return refused_value(shape.schema, shape.topic, column, why, str(found.detail))
         return error
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:

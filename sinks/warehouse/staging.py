@@ -20,7 +20,6 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import Column, TableSchema
 from changefeed.core.types import TEXT_NUMBERS, Kind, LogicalType
 from sinks.merged import policy
@@ -28,6 +27,7 @@ from sinks.merged.fold import FoldedRows, RoundForm, gather, groups_of, places_m
 from sinks.merged.history import OPERATION, OPERATIONS, ORDER
 from sinks.merged.policy import MergeMode
 from sinks.merged.rows import key_value, versions_of
+from sinks.merged.values import require_values
 from sinks.warehouse.dialect import Dialect, TypeRule
 
 BATCH, SEQUENCE, MISSING = "_batch_id", policy.SEQUENCE, "_missing"
@@ -194,40 +194,17 @@ def check_values(shape: TargetShape, staged: pa.Table, d: Dialect) -> None:
         ChangefeedError: CF5006, naming table and column, never the value.
     """
     for column, rule in zip(shape.columns, shape.rules(d), strict=True):
-        if refused := _refused(rule, staged[column.name]):
-            rows = f"{refused} of {staged.num_rows} rows"
-            raise refused_value(shape, column, unfit(rule, d), rows)
+        require_values(
+            shape.schema,
+            shape.topic,
+            column,
+            staged[column.name],
+            kept_as=kept_as(rule, d),
+            accepts=rule.accepts,
+            longest=rule.longest,
+        )
 
 
-def unfit(rule: TypeRule, d: Dialect) -> str:
-    """Of a column with a value that its type in the target does not have."""
-    return f"has a value that {rule.sql} of {d.name} cannot hold"
-
-
-def refused_value(
-    shape: TargetShape,
-    column: Column,
-    why: str,
-    detail: str,
-    hint: str = "change the value or the column's type at the source, or leave the column out of "
-    "the feed, then RESUME.",
-) -> ChangefeedError:
-    """CF5006 for a column of rows; names no value."""
-    return ChangefeedError(
-        Code.SINK_CANNOT_TAKE_TABLE,
-        f"{shape.schema.table}: column {column.name} {why}",
-        detail=f"target {shape.topic}, source type {column.type_name}, {detail}",
-        hint=hint,
-        target=shape.topic,
-        about_row=True,
-    )
-
-
-def _refused(rule: TypeRule, values: pa.ChunkedArray) -> int:
-    found = 0
-    if rule.accepts:
-        accepted = pc.match_substring_regex(values, rf"\A(?:{rule.accepts})\z")
-        found += pc.sum(pc.invert(accepted)).as_py() or 0
-    if rule.longest:
-        found += pc.sum(pc.greater(pc.binary_length(values), rule.longest)).as_py() or 0
-    return found
+def kept_as(rule: TypeRule, d: Dialect) -> str:
+    """The type of a column, for people."""
+    return f"{rule.sql} of {d.name}"

@@ -16,7 +16,7 @@ from sinks.base import Batch, Sink, SinkContext
 from sinks.lake import iceberg
 from sinks.lake.sink import IcebergSink
 from sinks.registry import open_sink
-from tests.helpers.lake import Lake, unused_catalog
+from tests.helpers.lake import Lake, place_in
 
 pytestmark = pytest.mark.spark
 
@@ -90,13 +90,6 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return spread
 
 
-def place(kind: str, folder: Path) -> str:
-    """A sink URI of its own."""
-    if kind == "delta":
-        return f"delta://{folder}/lake"
-    return f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={folder}/lake"
-
-
 #: What the two formats do each in its own way; the rest is one and the same SQL, and a MERGE of
 #: Delta's takes seconds whatever it holds. CHANGEFEED_TESTS=all runs everything on both.
 OF_DELTA = {
@@ -139,7 +132,7 @@ def cases(*, scans: bool = False) -> list[object]:
 
 @pytest.mark.parametrize(("kind", "case"), cases())
 def test_lake(case: MergeCase, kind: str, tmp_path: Path, spark_engine: NodeSpark) -> None:
-    harness = LakeHarness(spark_engine, place(kind, tmp_path), tmp_path / "scratch")
+    harness = LakeHarness(spark_engine, place_in(kind, tmp_path), tmp_path / "scratch")
     reason = run_merge_case(case, harness)
     if reason:
         pytest.skip(f"never: {reason}")
@@ -149,7 +142,7 @@ def test_lake(case: MergeCase, kind: str, tmp_path: Path, spark_engine: NodeSpar
 def test_scans_by_spark(
     case: MergeCase, kind: str, tmp_path: Path, spark_engine: NodeSpark
 ) -> None:
-    run_merge_case(case, BySpark(spark_engine, place(kind, tmp_path), tmp_path / "scratch"))
+    run_merge_case(case, BySpark(spark_engine, place_in(kind, tmp_path), tmp_path / "scratch"))
 
 
 @pytest.mark.extended
@@ -159,6 +152,6 @@ def test_random_rounds(
 ) -> None:
     """Iceberg, each round written as large ones are. Delta's are in test_lake_rounds.py."""
     spread = watched(monkeypatch)
-    harness = LargeRounds(spark_engine, place("iceberg", tmp_path), tmp_path / "scratch")
+    harness = LargeRounds(spark_engine, place_in("iceberg", tmp_path), tmp_path / "scratch")
     run_random_rounds(harness, 11, rounds=2)
     assert spread and all(spread)

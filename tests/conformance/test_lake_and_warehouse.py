@@ -12,8 +12,9 @@ from changefeed.spark.session import NodeSpark
 from changefeed_testing.sinks.merge_harness import MergeHarness
 from changefeed_testing.sinks.merge_steps import feed_of
 from changefeed_testing.sinks.rows import SourceDouble, delete, insert, table_of, truncate, update
-from tests.conformance.test_lake import LakeHarness, place
+from tests.conformance.test_lake import LakeHarness
 from tests.conformance.test_warehouse import DuckDBHarness
+from tests.helpers.lake import place_in
 
 pytestmark = pytest.mark.spark
 
@@ -129,7 +130,7 @@ def test_alike(
     kind: str, options: Mapping[str, object], tmp_path: Path, spark_engine: NodeSpark
 ) -> None:
     warehouse = delivered(DuckDBHarness(tmp_path / "shop.duckdb"), options)
-    lake = delivered(LakeHarness(spark_engine, place(kind, tmp_path), tmp_path / "s"), options)
+    lake = delivered(LakeHarness(spark_engine, place_in(kind, tmp_path), tmp_path / "s"), options)
     assert list(lake) == list(warehouse)
     for step, rows in warehouse.items():
         assert lake[step] == rows, step

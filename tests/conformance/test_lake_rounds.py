@@ -21,8 +21,8 @@ from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
 from sinks.lake.place import place_of
 from sinks.lake.staging import read, stage
-from tests.conformance.test_lake import place
 from tests.conformance.test_lake_tables import Bench, schema_of
+from tests.helpers.lake import place_in
 from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.spark
@@ -49,7 +49,7 @@ def options() -> dict[str, object]:
 
 @pytest.fixture
 def bench(tmp_path: Path, spark_engine: NodeSpark, options: dict[str, object]) -> Iterator[Bench]:
-    made = Bench(spark_engine, place("delta", tmp_path), tmp_path, options)
+    made = Bench(spark_engine, place_in("delta", tmp_path), tmp_path, options)
     yield made
     made.sink.close()
 

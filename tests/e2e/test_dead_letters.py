@@ -15,11 +15,14 @@ from changefeed.api import Session
 from changefeed.catalog import Status
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import armed
+from changefeed.core.sizes import Sizes
 from changefeed.monitor import Monitor
 from changefeed.spark.session import NodeSpark
 from changefeed.statements.rights import Role
 from changefeed_testing.sinks.readers import read_files
+from sinks.lake import merge
 from tests.e2e.feeds import BRISK, Feeds, running
+from tests.helpers.lake import Lake, place_in
 from tests.helpers.waiting import until
 from tests.services.elasticsearch import Elasticsearch
 from tests.services.kafka import KafkaBroker
@@ -472,3 +475,69 @@ def _failed_at(feeds: Feeds) -> str:
     at = str(row[-1])
     assert f"ALTER CHANGEFEED f SKIP TRANSACTION '{at}'" in str(row[-2])
     return at
+
+
+#: Changes after the scan, which are one round where no row of it is refused.
+CHANGES = """
+    begin; insert into t values (50, 50), (51, 'NaN'), (52, 52);
+    update t set n = 'NaN' where a = 1; delete from t where a = 2; commit;
+    insert into t values (53, 53, '294276-12-31 23:59:59');
+    update t set n = 7 where a = 17; insert into u values ('infinity', '{}')
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_value_that_a_lake_cannot_hold(
+    kind: str, tmp_path: Path, postgres: Database, spark_engine: NodeSpark
+) -> None:
+    """Of scans, which Spark would read otherwise, and of changes, with each way of keeping a table;
+    also a value of which only Spark knows that it does not fit (53)."""
+    lake = Lake(spark_engine, place_in(kind, tmp_path))
+    postgres.execute(
+        "create table t (a int primary key, n numeric(9,2), at timestamp);"
+        "insert into t select i, i from generate_series(1, 40) i;"
+        "update t set n = 'NaN' where a in (3, 17); update t set at = '-infinity' where a = 20;"
+        "create table u (d date, n int[]); alter table u replica identity full;"
+        "insert into u values ('2024-01-01', '{1}'), ('0044-03-15 BC', '{1}'), (null, '{{1},{2}}')"
+    )
+    ways = {"f": "", "soft": ", deletes = 'soft'", "past": ", history = 'scd2'"}
+    ways["every"] = ", history = 'append'"
+    with running(tmp_path / "state", spark_engine, timings=BRISK) as feeds:
+        feeds.restart(Sizes(small_scan_rows=0))
+        feeds.connect(shop=postgres.uri)
+        for name, more in ways.items():
+            tables = "t, u" if name == "f" else f"t AS {name}"
+            feeds.execute(
+                f"CREATE CHANGEFEED {name} FOR {tables} INTO '{lake.uri}' {LETTERS}{more}"
+            )
+        for name in ways:
+            feeds.sync(name)
+            found = {x["key"] for x in letters(feeds, name) if x["key"] != "[]"}
+            assert found == {"[3]", "[17]", "[20]"}, name
+        assert {x["code"] for x in letters(feeds)} == {"CF5006"}
+        assert lake.query("select n from {u}") == [([1],)]
+        postgres.execute(CHANGES)
+        for name in ways:
+            feeds.sync(name)
+            found = {x["key"] for x in letters(feeds, name) if x["change"] != "scan"}
+            assert found - {"[]"} == {"[51]", "[1]", "[53]"}, name
+            assert len(letters(feeds, name)) == (9 if name == "f" else 6)
+        expected = {a: a for a in (*range(1, 41), 50, 52) if a not in (2, 3, 20)} | {17: 7}
+        assert _now(lake, "{t}") == expected
+        assert _now(lake, "{soft} where not " + merge.DELETED[kind]) == expected
+        assert _now(lake, "{past} where _is_current") == expected
+        assert len(lake.query("select a from {every}")) == 37 + 4
+        # Mended at the source, the rows come as changes; RETRY asks what is left, and it is good.
+        postgres.execute("update t set n = 0 where n = 'NaN'; update t set at = null")
+        for name in ways:
+            feeds.sync(name)
+            feeds.execute(f"RETRY CHANGEFEED {name} DEAD LETTERS")
+            until(lambda name=name: {x["key"] for x in letters(feeds, name)} <= {"[]"})
+        feeds.execute("ALTER CHANGEFEED f DROP u")
+        assert feeds.execute("VERIFY CHANGEFEED f").failure is None
+
+
+def _now(lake: Lake, rows: str) -> dict[int, int]:
+    return {a: int(n) for a, n in lake.query(f"select a, n from {rows}")}

@@ -7,6 +7,7 @@ import json
 import string
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from changefeed.spark.session import NodeSpark
@@ -22,6 +23,13 @@ _numbers = itertools.count(1)
 def unused_catalog() -> str:
     """A name for a catalog: a session keeps the first place it was told for one."""
     return f"catalog{time.time_ns()}_{next(_numbers)}"
+
+
+def place_in(kind: str, folder: Path) -> str:
+    """The URI of a sink of its own."""
+    if kind == "delta":
+        return f"delta://{folder}/lake"
+    return f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={folder}/lake"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from changefeed.catalog import Catalog, JobSpec, Lease
 from changefeed.catalog.model import RowRepair, TableProgress
 from changefeed.core.clock import SYSTEM_CLOCK, Timestamp
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.halves import by_halves
+from changefeed.core.halves import by_halves, sifted
 from changefeed.core.log_rows import delete_rows, scan_rows
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.table_errors import TableError
@@ -83,6 +83,18 @@ def test_an_error_that_is_not_about_a_row_ends_the_search() -> None:
     with pytest.raises(ChangefeedError, match="closed"):
         by_halves(pa.table({"n": [1, 2]}), deliver, lambda row, error: pytest.fail("refused"))
     assert tried == [2]
+
+
+@pytest.mark.parametrize("bad", [(), (0,), (9,), (3, 4), tuple(range(10))])
+def test_rows_are_sifted_before_any_is_delivered(bad: tuple[int, ...]) -> None:
+    def examine(some: pa.Table) -> None:
+        if set(some["n"].to_pylist()) & set(bad):
+            raise REFUSED
+
+    rest, refused = sifted(pa.table({"n": list(range(10))}), examine)
+    assert [place for place, _ in refused] == list(bad)
+    assert {error for _, error in refused} <= {REFUSED}
+    assert rest["n"].to_pylist() == [n for n in range(10) if n not in bad]
 
 
 def test_what_a_letter_says() -> None:

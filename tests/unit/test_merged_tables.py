@@ -59,6 +59,9 @@ class WrittenDown(TableSink):
         self.told.append(("stage", rows["seq"].to_pylist()))
         return Receipt(batch.partition, rows.num_rows, 0)
 
+    def require_values(self, batch: Batch, rows: pa.Table) -> None:
+        self.told.append(("examine", rows["seq"].to_pylist()))
+
     def begin_scan(
         self, target: Target, schema: TableSchema, version: int, *, after: int | None
     ) -> None:
@@ -100,6 +103,9 @@ def rows(*places: tuple[int, int], op: str = "c") -> pa.Table:
         for version, seq in places
     ]  # fmt: skip
     return pa.Table.from_pylist(made, schema=KEYED.log_schema())
+
+
+NAMELESS = rows((7, 1)).set_column(9, "a0", pa.array([None], pa.int32()))
 
 
 def batch(made: pa.Table, *, scan: bool = False, at: int = 9) -> Batch:
@@ -151,17 +157,26 @@ def test_a_batch_is_staged_without_what_the_target_has() -> None:
 
 def test_a_row_whose_key_has_no_value_is_refused() -> None:
     """It could not be found again, and would be inserted at every change."""
-    nameless = rows((7, 1)).set_column(9, "a0", pa.array([None], pa.int32()))
     for sink in (WrittenDown(TablePolicy()), WrittenDown(TablePolicy(history=History.SCD2))):
         with pytest.raises(
             ChangefeedError, match="column a is in the key, and has no value"
         ) as told:
-            sink.write(batch(pa.concat_tables([rows((6, 1)), nameless])))
+            sink.write(batch(pa.concat_tables([rows((6, 1)), NAMELESS])))
         assert (told.value.code, told.value.target) == (Code.SINK_CANNOT_TAKE_TABLE, "t")
         assert "1 of 2 rows" in told.value.detail
-        sink.write(batch(nameless.set_column(0, "op", pa.array(["d"]))))
+        sink.write(batch(NAMELESS.set_column(0, "op", pa.array(["d"]))))
         assert sink.told == [("stage", [1])]
-    WrittenDown(APPEND).write(batch(nameless))
+    WrittenDown(APPEND).write(batch(NAMELESS))
+
+
+def test_rows_are_examined_without_a_step_at_the_target() -> None:
+    """What the target has already was taken, and is not looked at again."""
+    sink = WrittenDown(TablePolicy(), done=6)
+    sink.examine(batch(rows((5, 4), (6, 6), (7, 7))))
+    sink.examine(batch(rows((5, 4)), scan=True))
+    with pytest.raises(ChangefeedError, match="has no value"):
+        sink.examine(batch(pa.concat_tables([rows((6, 6)), NAMELESS])))
+    assert sink.told == [("examine", [6, 7]), ("examine", [4])]
 
 
 def test_events_are_followed_once() -> None:

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from changefeed.core.sql import escaped
 from changefeed.core.types import Kind
-from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
+from sinks.merged.values import decimal_pattern
+from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule
 
 #: Digits before and behind the point.
 _NUMERIC, _BIGNUMERIC = (29, 9), (38, 38)

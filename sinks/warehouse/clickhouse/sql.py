@@ -13,7 +13,8 @@ from typing import ClassVar
 from changefeed.core.schema import Column
 from changefeed.core.sql import escaped
 from changefeed.core.types import Kind
-from sinks.warehouse.dialect import Dialect, TypeRule, decimal_pattern
+from sinks.merged.values import decimal_pattern
+from sinks.warehouse.dialect import Dialect, TypeRule
 
 #: A number without declared digits: 38 before and 38 behind the point.
 _WHOLE, _SCALE = 38, 38

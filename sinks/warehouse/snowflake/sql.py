@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from changefeed.core.types import Kind
-from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
+from sinks.merged.values import decimal_pattern
+from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule
 
 _LOWER, _UPPER = re.compile(r"[a-z_][a-z0-9_$]*"), re.compile(r"[A-Z_][A-Z0-9_$]*")
 

@@ -12,7 +12,8 @@ from typing import ClassVar
 
 from changefeed.core.sql import escaped
 from changefeed.core.types import Kind
-from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule, decimal_pattern
+from sinks.merged.values import decimal_pattern
+from sinks.warehouse.dialect import COMMON_ERA, Dialect, TypeRule
 
 #: Digits of NUMERIC before and behind the point.
 _WHOLE, _SCALE = 29, 9

@@ -137,6 +137,9 @@ class FaultySink(Sink):
     def open(self, context: SinkContext) -> None:
         self._through("open", lambda: self.inner.open(context))
 
+    def examine(self, batch: Batch) -> None:
+        self.inner.examine(batch)
+
     def write(self, batch: Batch) -> Receipt:
         return self._through("write", lambda: self.inner.write(batch))
 
