@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from changefeed.core.errors import Action, ChangefeedError, Code, Scope
 from changefeed.core.events import Resolved
-from changefeed.core.halves import by_halves
+from changefeed.core.halves import by_halves, sifted
 from changefeed.core.types import Kind, LogicalType
 from changefeed.options import Feature
 from changefeed_testing.sinks.comparing import COMPARING_CASES
@@ -39,6 +39,7 @@ from changefeed_testing.sinks.outside import assert_connects_to_nothing, assert_
 from changefeed_testing.sinks.owning import OWNING_CASES
 from changefeed_testing.sinks.rows import (
     RowChange,
+    RowFeed,
     SourceDouble,
     column_of,
     delete,
@@ -48,7 +49,7 @@ from changefeed_testing.sinks.rows import (
     truncate,
     update,
 )
-from sinks.base import Epoch, Receipt, SinkContext
+from sinks.base import Epoch, Sink, SinkContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,28 +352,74 @@ def finds_refused_rows(harness: MergeHarness) -> None:
     source.commit(delete("t", a=2), update("t", {"a": 3}, b="z"))
     feed = feed_of(harness, source)
     sink = feed.open(harness.sink())
-    found: list[int] = []
-
-    def deliver(rows: pa.Table) -> None:
-        first, last = rows["n"][0].as_py(), rows["n"][-1].as_py()
-        # As a feed does it: the round that failed ends nowhere.
-        epoch, receipts = Epoch(0, source.log[first].at.previous()), list[Receipt]()
-        try:
-            epoch, receipts = feed.write(sink, first, last + 1)
-            feed.commit(sink, epoch, receipts)
-        except ChangefeedError:
-            sink.abort(epoch, receipts)
-            raise
-
-    def refused(row: pa.Table, error: ChangefeedError) -> None:
-        assert error.scope is Scope.TABLE and "secret-value" not in str(error.fields())
-        found.append(row["n"][0].as_py())
-
-    by_halves(pa.table({"n": list(range(len(source.log)))}), deliver, refused)
-    assert found == [6]
+    assert _refused(feed, sink) == [6]
     rows = {row["a"]: row["b"] for row in visible(harness.rows(harness.topic("t")))}
     assert rows == {1: "y", 3: "z", 4: "x", 5: "x", 6: "x"}
     sink.close()
+
+
+def finds_refused_values(harness: MergeHarness) -> None:
+    """With ``Feature.DEAD_LETTERS``: values that a column cannot hold, of changes and of a scan."""
+    if Feature.DEAD_LETTERS not in harness.sink().capabilities.features:
+        return
+    for number, (logical, bad) in enumerate(harness.unfit.items()):
+        name = f"t{number}"
+        source = SourceDouble(table_of(name, key=("a",), a="int32", v=logical))
+        source.commit(
+            insert(name, a=1, v=None), insert(name, a=2, v=bad), insert(name, a=3, v=None)
+        )
+        source.commit(update(name, {"a": 1}, v=bad), insert(name, a=4, v=None))
+        feed = feed_of(harness, source)
+        sink = feed.open(harness.sink())
+        # A scan is refused as a whole, and is taken without the row.
+        before = source.now()
+        try:
+            feed.scan(sink, name)
+        except ChangefeedError as error:
+            _require_of_row(error, bad)
+            sink.abort(Epoch(0, before), ())
+        else:
+            raise AssertionError(f"{bad} was taken into {logical}")
+        feed.scan(sink, name, left=lambda row, bad=bad: row["v"] != bad)
+        assert [row["a"] for row in visible(harness.rows(harness.topic(name)))] == [3, 4]
+        sink.close()
+        name = f"u{number}"
+        source = SourceDouble(table_of(name, key=("a",), a="int32", v=logical))
+        source.commit(
+            insert(name, a=1, v=None), insert(name, a=2, v=bad), insert(name, a=3, v=None)
+        )
+        source.commit(update(name, {"a": 1}, v=bad), insert(name, a=4, v=None), delete(name, a=3))
+        source.commit(update(name, {"a": 2}, v=None))
+        feed = feed_of(harness, source)
+        sink = feed.open(harness.sink())
+        assert _refused(feed, sink, bad) == [1, 3]
+        assert [row["a"] for row in visible(harness.rows(harness.topic(name)))] == [1, 2, 4]
+        sink.close()
+
+
+def _refused(feed: RowFeed, sink: Sink, value: str = "secret-value") -> list[int]:
+    """Deliver the whole log as a feed with dead letters does. Returns the places of the rows that
+    are refused."""
+    found: list[int] = []
+
+    def places(rows: pa.Table) -> list[int]:
+        return list(rows["n"].to_pylist())
+
+    def refused(row: pa.Table, error: ChangefeedError) -> None:
+        _require_of_row(error, value)
+        found.extend(places(row))
+
+    log = pa.table({"n": list(range(len(feed.source.log)))})
+    rest, known = sifted(log, lambda rows: feed.examine(sink, places(rows)))
+    for place, error in known:
+        refused(log.slice(place, 1), error)
+    by_halves(rest, lambda rows: feed.write_some(sink, places(rows)), refused)
+    return sorted(found)
+
+
+def _require_of_row(error: ChangefeedError, value: str) -> None:
+    assert error.about_row and error.scope is Scope.TABLE, error.fields()
+    assert value not in str(error.fields())
 
 
 def opens_again(harness: MergeHarness) -> None:
@@ -773,6 +820,7 @@ MERGE_CASES: tuple[MergeCase, ...] = tuple(
         survives_crash_before_commit,
         aborts,
         finds_refused_rows,
+        finds_refused_values,
         opens_again,
         checks,
         truncates,

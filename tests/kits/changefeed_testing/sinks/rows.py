@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from changefeed.core.clock import Timestamp
+from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import SchemaChange, Truncate
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
 from changefeed.core.types import LogicalType
@@ -349,6 +350,25 @@ class RowFeed:
         if run:
             receipts.append(sink.write(self._batch(epoch, run, len(receipts))))
         return epoch, receipts
+
+    def write_some(self, sink: Sink, places: Sequence[int]) -> None:
+        """Hand over and commit these rows of the log, in a round that states no progress, as a feed
+        does that looks for a row that is refused. If it fails, nothing stays staged."""
+        run = [self.source.log[place] for place in places]
+        epoch = self._next(self.source.log[0].at.previous())
+        receipts: list[Receipt] = []
+        try:
+            if run:
+                receipts.append(sink.write(self._batch(epoch, run, 0)))
+            self.commit(sink, epoch, receipts)
+        except ChangefeedError:
+            sink.abort(epoch, receipts)
+            raise
+
+    def examine(self, sink: Sink, places: Sequence[int]) -> None:
+        """Let the sink look at these rows of the log."""
+        run = [self.source.log[place] for place in places]
+        sink.examine(self._batch(self._next(run[-1].at), run, 0))
 
     def commit(self, sink: Sink, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         """Commit the receipts, and check that the sink reports them as durable."""
