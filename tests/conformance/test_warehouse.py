@@ -29,7 +29,6 @@ from sinks.warehouse.redshift import RedshiftDialect, RedshiftSink
 from tests.services.mariadb import PASSWORD, USER, MariaDB
 from tests.services.postgres import Database, PostgresCluster
 
-
 NO_DAY = "2024-02-31"
 
 
