@@ -507,6 +507,7 @@ class Interpreter:
                     node=node,
                     now=now,
                     letters=letters.get(job.id, 0),
+                    every=False,
                 ),
             )
             for job in self.catalog.jobs()

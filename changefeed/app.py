@@ -62,6 +62,31 @@ def try_alert(uri: str) -> str:
     return try_channel(uri, SYSTEM_CLOCK)
 
 
+def require_places(alerts: Sequence[str], openlineage: str | None, otlp: str | None) -> None:
+    """Read the URIs of ``changefeed start`` to which a node sends something; connects to nothing.
+
+    Raises:
+        ChangefeedError: what is wrong with one, with the flag that has it.
+    """
+    from changefeed.alerts.channels import channel
+    from changefeed.alerts.openlineage import lineage_place
+    from changefeed.alerts.otlp import collector_url
+
+    given: list[tuple[str, Callable[[str], object], str]] = [
+        *(("--alert", channel, uri) for uri in alerts),
+        *(("--openlineage", lineage_place, uri) for uri in filter(None, [openlineage])),
+        *(("--otlp", collector_url, uri) for uri in filter(None, [otlp])),
+    ]
+    for flag, read, uri in given:
+        try:
+            read(uri)
+        except ChangefeedError as error:
+            message = error.message if flag in error.message else f"{flag}: {error.message}"
+            raise ChangefeedError(
+                error.code, message, detail=error.detail, hint=error.hint
+            ) from error
+
+
 class Application:
     """One process's view of a state. Use as a context manager."""
 

@@ -58,8 +58,11 @@ def serve(
     stopping = stop_on_signals()
     with ExitStack() as stack:
         ready = stack.enter_context(node_process(state))
-        from changefeed.app import Application
+        from changefeed.app import Application, require_places
 
+        if alerts or openlineage is not None or otlp is not None:
+            # Before anything of this node is in the state.
+            require_places(alerts, openlineage, otlp)
         logger = stack.enter_context(_logging(log_format))
         application = stack.enter_context(
             Application(

@@ -72,7 +72,7 @@ def channel(uri: str) -> AlertChannel:
     Raises:
         ChangefeedError: CF1201, CF1202, CF1207 the URI, CF1208 a secret that it refers to.
     """
-    parts = split_uri(resolved_uri(uri))
+    parts = split_uri(resolved_uri(uri), "the address of --alert", _HINT)
     if parts.scheme in ("webhook-https", "webhook-http"):
         return WebhookChannel(WebhookAlerts.read(parts))
     if parts.scheme in ("smtp", "smtps"):

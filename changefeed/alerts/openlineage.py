@@ -130,14 +130,15 @@ def lineage_place(uri: str) -> LineagePlace | LineageTopic:
     Raises:
         ChangefeedError: CF1201, CF1202, CF1207 the URI, CF1208 a secret that it refers to.
     """
-    parts = split_uri(resolved_uri(uri))
+    hint = f"write {_HTTP} or {_TOPIC} for --openlineage."
+    parts = split_uri(resolved_uri(uri), "the address of --openlineage", hint)
     if parts.scheme in ("webhook-https", "webhook-http"):
         return LineagePlace.read(parts)
     if parts.scheme not in _KAFKA:
         raise ChangefeedError(
             Code.INVALID_URI,
             f"no lineage goes to {parts.scheme}://",
-            hint=f"write {_HTTP} or {_TOPIC} for --openlineage.",
+            hint=hint,
         )
     topics = [value for name, value in parts.parameters if name == "topic" and value]
     if len(topics) != 1:

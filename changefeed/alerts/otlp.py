@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.trace import Span, Tracer
 
+_HINT: Final = (
+    "write http://host:4318. OTEL_EXPORTER_OTLP_HEADERS has headers for a login, and "
+    "OTEL_EXPORTER_OTLP_CERTIFICATE a CA."
+)
 _PACKAGES: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 _SCOPE: Final = "changefeed"
 #: How long the end of the node waits for the last spans, ms.
@@ -45,14 +49,13 @@ def collector_url(uri: str) -> str:
         ChangefeedError: CF1201 the URI; CF1208 a secret that it refers to; CF5005 the packages of
             OpenTelemetry are not installed.
     """
-    parts = split_uri(resolved_uri(uri))
+    parts = split_uri(resolved_uri(uri), "the address of --otlp", _HINT)
     sound = parts.scheme in ("http", "https") and len(parts.hosts) == 1 and parts.host
     if not sound or parts.user is not None or "?" in parts.text:
         raise ChangefeedError(
             Code.INVALID_URI,
             "--otlp takes http://host:port or https://host:port, without a login",
-            hint="OTEL_EXPORTER_OTLP_HEADERS has headers for a login, and "
-            "OTEL_EXPORTER_OTLP_CERTIFICATE a CA.",
+            hint=_HINT,
         )
     missing = lacking("--otlp", _PACKAGES, "otlp")
     if missing is not None:

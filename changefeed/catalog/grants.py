@@ -21,6 +21,7 @@ from changefeed.catalog.model import DesiredStatus, Status
 from changefeed.catalog.rows import OwnerRights, UserRight
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableName
+from grammar.printer import name as name_sql
 
 #: The owner of a feed whose owner was dropped: no user has this name.
 GONE = ""
@@ -87,7 +88,10 @@ def lacking(transaction: Transaction, job: Row[Any]) -> ChangefeedError | None:
         return ChangefeedError(
             Code.RIGHT_MISSING,
             f'the user who owned changefeed "{job.name}" was dropped',
-            hint=f"RESUME CHANGEFEED {job.name} by an admin makes it a feed of the admins.",
+            hint="another user can begin a stream of the same rows."
+            if job.sinkless
+            else f"RESUME CHANGEFEED {name_sql(job.name)} by an admin makes it a feed of the "
+            f"admins, and ALTER CHANGEFEED {name_sql(job.name)} OWNER TO user that user's.",
         )
     rights = _rights(transaction, job.owner)
     if rights is None:

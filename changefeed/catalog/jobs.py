@@ -565,7 +565,8 @@ def move_job(
         why = f": {reason}" if reason not in ("", status.value) and error is None else ""
         record(transaction, now, job_id, "status", f"{before} -> {status}{why}")
     if error is not None:
-        kind = "error" if status is Status.FAILED else "retry"
+        # A feed that a missing right, or its options, paused does not try again.
+        kind = "error" if status in (Status.FAILED, Status.PAUSED) else "retry"
         record(transaction, now, job_id, kind, error.message, code=error.code.number)
     _set(transaction, job_id, **values)
 

@@ -105,17 +105,19 @@ def hint_of_scheme(scheme: str) -> str | None:
     return foreign.scheme(scheme)
 
 
-def split_uri(text: str) -> Parts:
-    """Take a URI apart.
+def split_uri(
+    text: str,
+    what: str = "sink URL",
+    hint: str = "write it as kafka://host:port or file:///folder",
+) -> Parts:
+    """Take a URI apart. An error names ``what`` it is of, and ``hint`` says how one is written.
 
     Raises:
         ChangefeedError: CF1201, without a word of the URI in it.
     """
     found = _SCHEME.match(encoded := encode_references(text))
     if not found:
-        raise invalid_uri(
-            "no scheme found for sink URL", "write it as kafka://host:port or file:///folder"
-        )
+        raise invalid_uri(f"no scheme found for {what}", hint)
     body = encoded[found.end() :].strip()
     before_fragment, _, fragment = body.partition("#")
     if fragment and "@" in fragment:

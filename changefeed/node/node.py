@@ -363,7 +363,7 @@ class Node:
             self.timings.pulse if self.sources.waits else self.timings.node_turn
         )
         self._answers.give(self.id)
-        self._schedules.look()
+        self._schedules.look(version)
         for name in self.sources.lost:
             log.warning("source %s: another node has taken it, letting go", name)
             self.feeds.stop_source(name)

@@ -7,6 +7,7 @@ that dies.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 
@@ -30,15 +31,29 @@ class ScheduledFeeds:
         self._clock = clock
         self._make = make
         self._failures = FailureCounter(clock)
+        #: The version of the state at the last look, whether a run was under way then, and the
+        #: time of the next run: until one of these tells otherwise there is nothing to do.
+        self._seen: int | None = None
+        self._under_way = False
+        self._next = 0.0
         #: By schedule; a run that is being made is not made again.
         self._making: dict[int, threading.Thread] = {}
 
-    def look(self) -> None:
-        """Note how runs ended, and make those that are due; returns at once."""
+    def look(self, version: int) -> None:
+        """Note how runs ended, and make those that are due; returns at once.
+
+        ``version`` of the state was read before. How a feed of a run ends does not raise it.
+        """
+        now = self._clock.now().wall
+        if version == self._seen and not self._under_way and now < self._next:
+            return
         for name, error in self._catalog.end_runs():
             log.warning("schedule %s: %s", name, error)
-        now = self._clock.now().wall
-        for schedule in self._catalog.schedules():
+        schedules = self._catalog.schedules()
+        self._seen = version
+        self._under_way = any(schedule.under_way for schedule in schedules)
+        self._next = min((s.due for s in schedules if not s.paused), default=math.inf)
+        for schedule in schedules:
             making = self._making.get(schedule.id)
             if schedule.paused or schedule.due > now or (making and making.is_alive()):
                 continue

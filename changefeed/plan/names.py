@@ -78,8 +78,10 @@ def choose_source(
     explicit: str | None,
     explicit_span: nodes.Span | None,
     session: str | None,
+    *,
+    instead: str = "add FROM {source}",
 ) -> Connection:
-    """The one source of a feed.
+    """The one source of a feed. ``instead``: how the statement names a source.
 
     In this order: FROM; the source part of a target's name; a DATABASE target; a first part that
     is a connection if no other is chosen; USE; the only source there is.
@@ -110,7 +112,7 @@ def choose_source(
             return by_name[first]
     if fallback is not None:
         return find_source(catalog, fallback, None)
-    raise _no_source(known, targets)
+    raise _no_source(known, targets, instead)
 
 
 def _source_part(target: nodes.FeedTarget) -> str | None:
@@ -156,7 +158,9 @@ def _of_database(
     raise unknown_name("database", name, filter(None, words), listed, span)
 
 
-def _no_source(known: Sequence[Connection], targets: Sequence[nodes.FeedTarget]) -> ChangefeedError:
+def _no_source(
+    known: Sequence[Connection], targets: Sequence[nodes.FeedTarget], instead: str
+) -> ChangefeedError:
     span = to_span(targets[0].name.span or targets[0].span) if targets else None
     if not known:
         return ChangefeedError(
@@ -166,7 +170,8 @@ def _no_source(known: Sequence[Connection], targets: Sequence[nodes.FeedTarget])
     return ChangefeedError(
         Code.NAME_UNKNOWN,
         "no source is selected, and there are several",
-        hint=f"add FROM {known[0].name}, or run USE {known[0].name} first; sources are: {names}.",
+        hint=f"{instead.format(source=known[0].name)}, or run USE {known[0].name} first; sources "
+        f"are: {names}.",
         span=span,
     )
 

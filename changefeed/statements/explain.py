@@ -254,8 +254,8 @@ def _validate_feed(asked: nodes.FeedRef, context: Context) -> Result:
     rows += problem_rows(None, problems, (), text, living, job.source)
     rows += [("warning", "", "", "", warning, "") for warning in dict.fromkeys(warnings)]
     rows += [("ok", "", CONNECTION, job.source, sentence, "") for sentence in kept]
-    if job.high_water is not None:
-        late = max(0.0, (context.clock.now().wall - job.high_water.wall) / 1e9)
+    if health.upto is not None:
+        late = max(0.0, (context.clock.now().wall - health.upto.wall) / 1e9)
         ttl = Options.from_dict(job.options)[GC_TTL]
         words = f"it is {duration_text(late)} behind, and may be {duration_text(ttl)} (gc_ttl)"
         rows.append(("warning" if late > ttl / 2 else "ok", "", "", "", words, ""))

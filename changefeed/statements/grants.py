@@ -176,8 +176,16 @@ def _places(statement: nodes.Grant, context: Context) -> Iterator[UserRight]:
     kind = nodes.TableTarget if statement.kind is nodes.GrantKind.TABLE else nodes.SchemaTarget
     for name in statement.names:
         target = kind(name, span=name.span)
+        parts = ".".join(
+            map(name_sql, name.parts[-2:] if kind is nodes.TableTarget else name.parts[-1:])
+        )
         chosen = choose_source(
-            context.catalog, [target], None, None, context.session.source_in(context.catalog)
+            context.catalog,
+            [target],
+            None,
+            None,
+            context.session.source_in(context.catalog),
+            instead=f"write ON {statement.kind.upper()} {{source}}.{parts}",
         )
         source = context.source(chosen.name)
         if isinstance(target, nodes.SchemaTarget):

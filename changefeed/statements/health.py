@@ -58,6 +58,8 @@ class Health:
         age: the same with those tables and that time.
         gathers: until when changes gather on purpose now; empty if they do not.
         letters: how many dead letters it has.
+        upto: everything at or below is durable, for every table that is neither paused nor failed;
+            where all are, for all.
     """
 
     status: str
@@ -66,6 +68,7 @@ class Health:
     age: Seconds | None = None
     gathers: str = ""
     letters: int = 0
+    upto: Timestamp | None = None
 
     @property
     def moves(self) -> bool:
@@ -79,13 +82,20 @@ class Health:
 
 
 def health(
-    job: Job, tables: Sequence[TableProgress], *, node: bool, now: int, letters: int = 0
+    job: Job,
+    tables: Sequence[TableProgress],
+    *,
+    node: bool,
+    now: int,
+    letters: int = 0,
+    every: bool = True,
 ) -> Health:
     """The state of a feed.
 
     Args:
         job: its row.
-        tables: its tables; those that failed, are paused or differ are enough.
+        tables: its tables; those that failed, are paused or differ are enough for all but ``upto``,
+            which then is the job's: ``every`` says whether these are all.
         node: whether a node of this state is alive.
         now: ns since 1970.
         letters: how many dead letters it has.
@@ -97,8 +107,19 @@ def health(
     if node and not failed:
         lag, gathers = _but_on_purpose(job, lag, now)
     says = "; ".join(filter(None, (gathers, paused_text(paused), refused_rows(job, letters))))
-    status, reason = _status(job, tables, failed, says, node=node, now=now)
-    return Health(status, reason, lag, age, gathers, letters)
+    upto = _complete_upto(job, tables) if every else job.high_water
+    status, reason = _status(job, tables, failed, says, upto, node=node, now=now)
+    return Health(status, reason, lag, age, gathers, letters, upto)
+
+
+def _complete_upto(job: Job, tables: Sequence[TableProgress]) -> Timestamp | None:
+    """The job's row has what the tables that were delivered had reached; an ALTER may have left
+    none but paused ones, which are behind that."""
+    begun = [table for table in tables if not table.never_began]
+    if job.high_water is None or not begun or not all(table.state.stands for table in begun):
+        return job.high_water
+    places = [table.done_upto for table in begun if table.done_upto is not None]
+    return min([job.high_water, *places]) if len(places) == len(begun) else None
 
 
 def paused_text(tables: Sequence[TableProgress]) -> str:
@@ -124,6 +145,7 @@ def _status(
     tables: Sequence[TableProgress],
     failed: Sequence[TableProgress],
     says: str,
+    upto: Timestamp | None,
     *,
     node: bool,
     now: int,
@@ -136,13 +158,13 @@ def _status(
         return DEGRADED, _differences(job, differ)
     if job.status is Status.STARTING and job.reason.endswith(WAITING):
         return str(job.status), STARTING
-    if job.status is Status.RUNNING and job.high_water is not None:
+    if job.status is Status.RUNNING and upto is not None:
         # CockroachDB's words.
         waits = "; ".join(filter(None, (waits_of(job), says)))
         also = f"; {waits}" if waits else ""
         shown = ShownText(
-            f"running: resolved={job.high_water}{also}",
-            f"complete up to {clock_text(job.high_water, now)}{also}",
+            f"running: resolved={upto}{also}",
+            f"complete up to {clock_text(upto, now)}{also}",
         )
         return str(job.status), shown
     return str(job.status), job.reason

@@ -98,7 +98,7 @@ def feed_row(look: FeedSnapshot, now: int) -> Row:
         shown.lag,
         Rate(round(job.rows_per_second, 1)) if shown.moves else None,
         Size(round(job.bytes_per_second)) if shown.moves else None,
-        instant(job.high_water, now),
+        instant(shown.upto, now),
         error_text(job, tables),
         job.redacted_sink_uri or None,
         Names(str(table.table) for table in tables),

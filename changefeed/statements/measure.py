@@ -140,7 +140,7 @@ def _scan_bound(
     """What the scan spent most of its time with."""
     slowest = max(seconds, key=lambda stage: seconds[stage])
     if flow.first > spent:
-        return f"its start: the first message came after {duration_text(flow.first)}"
+        return f"the start of the scan: its first message came after {duration_text(flow.first)}"
     if slowest is not WorkStage.SCAN_READ:
         return _named(slowest, seconds[slowest], spent)
     limited = plan.options[INITIAL_SCAN_MAX_RATE] is not None

@@ -161,7 +161,8 @@ def require_rights(
 def _instead(statement: nodes.Statement, user: str, needed: Role) -> str:
     """What an admin can do."""
     other = f"an admin can give another role: ALTER USER {user} WITH role = '{needed}'"
-    inner = getattr(statement, "statement", statement)
+    looks = nodes.Explain | nodes.ExplainAnalyze | nodes.Validate
+    inner = statement.statement if isinstance(statement, looks) else statement
     if isinstance(inner, nodes.CreateChangefeed) and not inner.or_replace:
         return (
             f"{other}; or the right to make feeds of single tables: GRANT CHANGEFEED ON TABLE t TO "

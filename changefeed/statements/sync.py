@@ -242,7 +242,7 @@ class _SyncWait:
     def _late(self) -> ChangefeedError:
         job = self.context.catalog.job(self.job_id)
         shown = self.context.health(job)
-        state = shown.status + (f", {shown.lag} behind" if shown.lag is not None else "")
+        far = "no change of it is durable yet" if shown.lag is None else f"it is {shown.lag} behind"
         error = self.context.catalog.source_state(job.source).error
         hint = (
             f"the feed keeps running. Retry, or see SHOW CHANGEFEED {job.name} for what blocks it."
@@ -255,7 +255,7 @@ class _SyncWait:
         return ChangefeedError(
             Code.TIMED_OUT,
             f'changefeed "{job.name}" did not catch up within {duration_text(self.seconds)}: '
-            f"it is {state}",
+            f"{far}, and {shown.status}",
             detail=job.error or error or job.reason,
             hint=hint,
             span=to_span(self.statement.feed.span),

@@ -165,10 +165,16 @@ def feeds_end(ended: Sequence[int], context: Context) -> list[str]:
     """Wait until the feeds that a right was taken from stand still; what to say of them."""
     if not ended:
         return []
-    context.host.wake()
     jobs = [job for job in context.catalog.jobs() if job.id in ended]
+    context.host.wake()
     notices = []
     for job in jobs:
         why = context.catalog.hindrance(job.id)
-        notices.append(f'changefeed "{job.name}" is paused' + (f": {why.message}" if why else ""))
+        # What streams to a client is gone when it stops.
+        ends = (
+            f'the stream "{job.name}" ends'
+            if job.sinkless
+            else f'changefeed "{job.name}" is paused'
+        )
+        notices.append(ends + (f": {why.message}" if why else ""))
     return [*notices, *until_paused([job for job in jobs if job.status.active], context)]

@@ -114,7 +114,7 @@ def test_a_scan_that_is_not_over_says_what_bounds_it(feeds: Feeds) -> None:
     said = found["scan: bound by"]["detail"]
     assert said.endswith(" of about 2,000 rows")
     assert said.startswith(
-        ("initial_scan_max_rate, or the source: ", "its start: the first message")
+        ("initial_scan_max_rate, or the source: ", "the start of the scan: its first message")
     )
 
 

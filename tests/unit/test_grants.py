@@ -13,6 +13,7 @@ from changefeed.api import Result, Role, Session
 from changefeed.catalog import (
     DesiredStatus,
     Function,
+    JobSpec,
     Status,
 )
 from changefeed.catalog.rows import DeadLetter
@@ -471,3 +472,50 @@ def test_a_feed_of_a_dropped_user_gets_an_owner(world: World) -> None:
     assert result.notices == ['changefeed "f" is paused: RESUME CHANGEFEED f continues it']
     by(world, "RESUME CHANGEFEED f", user="ann")
     assert world.catalog.job("f").wanted is DesiredStatus.RUNNING
+
+
+def test_two_missing_rights_are_two_errors(world: World) -> None:
+    """A feed that a missing right pauses does not try again: each cause is an error of its own."""
+    by(world, "CREATE CHANGEFEED f FOR orders INTO 'external://out'")
+    job = world.catalog.job("f")
+    world.run("REVOKE USAGE ON EXTERNAL CONNECTION out FROM bob")
+    world.catalog.stands_still(job.id)
+    world.run("GRANT USAGE ON EXTERNAL CONNECTION out TO bob")
+    world.run("RESUME CHANGEFEED f")
+    world.run("REVOKE CHANGEFEED ON TABLE orders FROM bob")
+    world.catalog.stands_still(job.id)
+    shown = world.run("SHOW CHANGEFEED f ERRORS").objects()
+    assert [(row["kind"], row["code"], row["times"]) for row in shown] == [
+        ("error", "CF1403", 1),
+        ("error", "CF1403", 1),
+    ]
+    assert "CHANGEFEED ON TABLE" in str(shown[0]["problem"])
+
+
+def test_a_stream_ends_and_is_not_paused(world: World) -> None:
+    """Neither notice nor error speak of a feed that could be resumed."""
+    spec = JobSpec("shop", ("orders",), (), "feed_9", sinkless=True, owner="bob")
+    job = world.catalog.create_job(spec)
+    (notice, *_) = world.run("REVOKE USAGE ON EXTERNAL CONNECTION shop FROM bob").notices
+    assert notice.startswith('the stream "feed_9" ends: user bob does not have the right USAGE')
+    world.run("DROP USER bob")
+    lacking = world.catalog.hindrance(job.id)
+    assert lacking is not None and "RESUME" not in lacking.hint
+
+
+def test_hints_name_what_helps(world: World) -> None:
+    schedule = "CREATE SCHEDULE s FOR CHANGEFEED orders INTO 'external://out' RECURRING '@daily'"
+    for statement in (schedule, f"EXPLAIN {schedule}"):
+        error = refused(world, statement, "role admin")
+        assert error.hint == ("an admin can give another role: ALTER USER bob WITH role = 'admin'.")
+    world.run(
+        "CREATE EXTERNAL CONNECTION crm AS 'postgresql://app:pw@db:5432/crm' WITH check = 'no'"
+    )
+    # No USE, and no source that was the only one once.
+    fresh = Session(user="ann")
+    for target, whole in (("SCHEMA nosuch", "crm.nosuch"), ("TABLE orders", "crm.orders")):
+        with pytest.raises(ChangefeedError) as several:
+            world.interpreter.execute(f"GRANT CHANGEFEED ON {target} TO bob", fresh)
+        assert several.value.hint.startswith(
+            f"write ON {target.split()[0]} {whole}, or run USE crm"
+        )

@@ -15,6 +15,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from changefeed.alerts.otlp import OtlpWatch, collector_url
+from changefeed.app import require_places
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.spans import current, span
 from changefeed.monitor import Monitor, StateCollector
@@ -196,6 +197,25 @@ def test_a_url_that_is_none_is_refused(uri: str) -> None:
     with pytest.raises(ChangefeedError) as caught:
         collector_url(uri)
     assert caught.value.code.number == "CF1201"
+
+
+@pytest.mark.parametrize(
+    ("flag", "given"),
+    [
+        ("--otlp", ([], None, "collector:4318")),
+        ("--otlp", ([], None, "plain")),
+        ("--openlineage", ([], "marquez", None)),
+        ("--openlineage", ([], "ftp://k", None)),
+        ("--alert", (["webhook-https://k/x", "k"], None, None)),
+    ],
+)
+def test_an_address_that_is_wrong_names_its_flag(
+    flag: str, given: tuple[list[str], str | None, str | None]
+) -> None:
+    with pytest.raises(ChangefeedError) as caught:
+        require_places(*given)
+    assert flag in caught.value.message and "sink URL" not in caught.value.message
+    assert "file:///" not in caught.value.hint
 
 
 def test_the_error_without_the_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

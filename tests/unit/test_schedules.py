@@ -49,7 +49,7 @@ class Bench:
     def look(self, *nodes: ScheduledFeeds) -> None:
         """Let nodes look, and wait until they have done what they began."""
         for node in nodes or (self.node,):
-            node.look()
+            node.look(self.world.catalog.version())
         for thread in threading.enumerate():
             if thread.name.startswith("schedule-"):
                 thread.join(30)
@@ -268,6 +268,28 @@ def test_a_run_that_cannot_begin_has_failed(bench: Bench) -> None:
     shop.down = None
     assert bench.at(FIRST + 59 * 10**9) == []
     assert bench.at(FIRST + 60 * 10**9) == ["hourly_20231114_230100 running"]
+
+
+def test_a_node_reads_schedules_when_something_may_be_due(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    read = bench.world.catalog.schedules
+
+    def counted() -> list[Schedule]:
+        reads.append(bench.world.clock.wall)
+        return read()
+
+    monkeypatch.setattr(bench.world.catalog, "schedules", counted)
+    bench.at(NOW)
+    bench.at(NOW + 10**9)
+    assert reads == [NOW]
+    bench.world.run(HOURLY)
+    reads.clear()
+    for wall in (FIRST - 2, FIRST - 1, FIRST, FIRST + 1):
+        bench.at(wall)
+    # A run that is under way may end, which is no change of the state's version.
+    assert reads == [FIRST - 2, FIRST, FIRST + 1]
 
 
 def test_a_feed_that_a_person_drops_is_over(bench: Bench) -> None:

@@ -55,6 +55,20 @@ def test_a_service_is_ready_lives_and_stops(manager: socket.socket, tmp_path: Pa
 
 
 @pytest.mark.extended
+def test_a_start_with_a_wrong_address_leaves_nothing_in_the_state(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    begun = subprocess.run(
+        [sys.executable, "-m", "shell", "start", "--state", str(state), "--otlp", "collector"],
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert begun.returncode and "no scheme found for the address of --otlp" in begun.stderr
+    assert not (state / "node.log").exists()
+
+
+@pytest.mark.extended
 def test_a_node_that_the_manager_aborts_shows_its_stacks(
     manager: socket.socket, tmp_path: Path
 ) -> None:
