@@ -15,7 +15,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.version import __version__
 from changefeed.http.figures import captures, headroom, promises
 from changefeed.http.series import FIGURES, Series
-from changefeed.statements.rights import least
+from changefeed.statements.rights import least, permits
 from grammar import nodes
 from grammar.printer import parts
 
@@ -299,6 +299,10 @@ def allowed(role: Role | None) -> list[str]:
     ]
 
 
+#: What the paths of one feed begin with.
+_OF_FEED = "/v1/feeds/{name}"
+
+
 @dataclass(frozen=True, slots=True)
 class FactReader:
     """What a fact is read from.
@@ -324,6 +328,23 @@ class FactReader:
             "version": __version__,
             "may": allowed(Role(user.role) if user else None),
         }
+
+    def rights(self, name: str) -> dict[str, Any]:
+        """The rows of a feed that who asks may use on it: an owner more than the role allows.
+
+        Raises:
+            ChangefeedError: CF1101 no such feed.
+        """
+        user, catalog = self.user, self.interpreter.catalog
+        role, who = (Role(user.role), user.name) if user else (None, "")
+        job = catalog.job(name)
+        rows = (row for row in RESOURCES if row.path.startswith(_OF_FEED))
+        may = [
+            f"{row.method} {row.path}"
+            for row in rows
+            if permits(role, who, row.statement({"name": job.name}), catalog)
+        ]
+        return {"may": may}
 
     def names(self) -> KnownNames:
         """What completion offers; users as SHOW USERS, to those who may list them."""
@@ -386,6 +407,12 @@ FACTS: tuple[Fact, ...] = (
         "Who asks, what the role may do, and which node answers.",
         lambda asked, _: asked.session(),
         _object(user=_OR_NULL, role=_OR_NULL, state=_TEXT, version=_TEXT, may=_list(_TEXT)),
+    ),
+    Fact(
+        "/v1/feeds/{name}/rights",
+        "What who asks may do with the feed, by the role or as its owner.",
+        lambda asked, given: asked.rights(given["name"]),
+        _object(may=_list(_TEXT)),
     ),
     Fact(
         "/v1/feeds/{name}/series",

@@ -158,6 +158,17 @@ def require_rights(
     )
 
 
+def permits(role: Role | None, who: str, statement: nodes.Statement, catalog: Catalog) -> bool:
+    """Whether :func:`require_rights` lets a statement pass."""
+    try:
+        require_rights(role, who, statement, catalog)
+    except ChangefeedError as error:
+        if error.code is not Code.RIGHT_MISSING:
+            raise
+        return False
+    return True
+
+
 def _instead(statement: nodes.Statement, user: str, needed: Role) -> str:
     """What an admin can do."""
     other = f"an admin can give another role: ALTER USER {user} WITH role = '{needed}'"

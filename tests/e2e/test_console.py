@@ -33,6 +33,7 @@ FEED = '<b id="bold">x</b>'
 def feeds(tmp_path: Path, postgres: Database) -> Iterator[Feeds]:
     postgres.execute(
         f"create table orders (id int primary key, note text); insert into orders values (1, 'a');"
+        "create table orders2 (id int primary key);"
         f'create table "{HOSTILE}" (id int primary key)'
     )
     with running(tmp_path / "state") as feeds:
@@ -112,6 +113,60 @@ def test_a_login_and_what_a_role_is_offered(feeds: Feeds, page: Page) -> None:
             clicked(page, "Log out", "#top")
         shows(page, "Token of a user")
         assert page.js("sessionStorage.length") == 0
+
+
+def test_an_owner_has_the_buttons_of_the_own_feed(feeds: Feeds, page: Page) -> None:
+    """Among them those for one table."""
+    feeds.execute("CREATE USER bob")
+    for right in ("CHANGEFEED ON TABLE orders", "USAGE ON EXTERNAL CONNECTION shop"):
+        feeds.execute(f"GRANT {right} TO bob")
+    feeds.execute("CREATE CHANGEFEED own FOR orders, orders2 INTO 'null://'")
+    feeds.execute("GRANT CHANGEFEED ON TABLE orders2 TO bob")
+    feeds.execute("ALTER CHANGEFEED own OWNER TO bob")
+    feeds.sync("own")
+    token = str(feeds.execute("ALTER USER bob WITH token = 'new'").rows[0][-1])
+    with served(feeds, logins=True) as server:
+        page.open(f"{server.address}/#/feeds/plain")
+        page.until("document.activeElement.id === 'token'")
+        page.type(token)
+        page.press("Enter")
+        shows(page, "bob (viewer)")
+        shows(page, "CREATE CHANGEFEED plain")
+        assert page.js("document.querySelectorAll('main .action').length") == 0
+        page.js("location.hash = '#/feeds/own'")
+        of_table = 'tr[data-key="public.orders2"]'
+        clicked(page, "Pause", of_table)
+        shows(page, 'PAUSE CHANGEFEED "own" TABLE public.orders2')
+        clicked(page, "Pause", "dialog")
+        shows(page, "Done.")
+        clicked(page, "Close", "dialog")
+        shows(page, "paused by bob")
+        clicked(page, "Resume", of_table)
+        shows(page, 'RESUME CHANGEFEED "own" TABLE public.orders2')
+        clicked(page, "Resume", "dialog")
+        shows(page, "Done.")
+        until(lambda: {t.paused for t in feeds.catalog.tables(feeds.catalog.job("own").id)} == {0})
+
+
+def test_a_transaction_is_skipped_by_a_button(feeds: Feeds, page: Page, postgres: Database) -> None:
+    postgres.execute(
+        "create schema copy; create table copy.orders (id int primary key, note text, "
+        "constraint short check (note <> 'refused'))"
+    )
+    feeds.execute(f"CREATE CHANGEFEED picky FOR orders INTO '{postgres.uri}?schema=copy'")
+    feeds.sync("picky")
+    postgres.execute("insert into orders values (7, 'refused')")
+    with served(feeds) as server:
+        page.open(f"{server.address}/#/feeds/picky")
+        clicked(page, "Skip transaction")
+        shows(page, 'ALTER CHANGEFEED "picky" SKIP TRANSACTION')
+        clicked(page, "Skip transaction", "dialog")
+        shows(page, "Done.")
+        postgres.execute("insert into orders values (8, 'taken')")
+        feeds.sync("picky")
+    rows = postgres.execute("select id from copy.orders order by id")
+    assert [row[0] for row in rows] == [1, 8]
+    assert not page.problems
 
 
 def test_dead_letters_show_values_to_operators_alone(

@@ -108,6 +108,31 @@ def test_the_session_says_what_a_role_may(closed: Bench) -> None:
     assert said["admin"] == {f"{row.method} {row.path}" for row in RESOURCES}
 
 
+def test_an_owner_may_do_more_with_the_own_feed(closed: Bench) -> None:
+    for statement in (
+        "CREATE CHANGEFEED theirs FOR orders INTO 'null://'",
+        "CREATE CHANGEFEED own FOR orders INTO 'null://'",
+        "CREATE USER bob",
+        "GRANT CHANGEFEED ON TABLE orders TO bob",
+        "GRANT USAGE ON EXTERNAL CONNECTION shop TO bob",
+        "ALTER CHANGEFEED own OWNER TO bob",
+        "ALTER USER bob WITH token = 'new'",
+    ):
+        made = closed.world.run(statement)
+    closed.token = str(made.rows[0][-1])
+    said = {name: closed.json(f"/v1/feeds/{name}/rights")[1]["may"] for name in ("own", "theirs")}
+    steers = [f"POST /v1/feeds/{{name}}/{verb}" for verb in ("pause", "skip-transaction", "rescan")]
+    assert set(steers) <= set(said["own"]) and not set(steers) & set(said["theirs"])
+    assert "GET /v1/feeds/{name}/tables" in said["theirs"]
+    closed.world.run("REVOKE CHANGEFEED ON TABLE orders FROM bob")
+    now = closed.json("/v1/feeds/own/rights")[1]["may"]
+    assert set(said["own"]) - set(now) == {
+        "POST /v1/feeds/{name}/dead-letters/retry",
+        "POST /v1/feeds/{name}/skip-transaction",
+    }
+    assert closed.json("/v1/feeds/nobody/rights")[0] == 404
+
+
 # ------------------------------------------------------------------------------- series
 
 
