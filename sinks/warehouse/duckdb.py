@@ -20,7 +20,6 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.settings import Parameter, Settings, setting
 from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import invalid_uri
-from sinks.base import Capabilities
 from sinks.merged.values import decimal_pattern
 from sinks.warehouse.dialect import (
     ANNO_DOMINI,
@@ -31,7 +30,7 @@ from sinks.warehouse.dialect import (
     Warehouse,
 )
 from sinks.warehouse.errors import explained
-from sinks.warehouse.sink import REFUSES_ROWS, WarehouseSink
+from sinks.warehouse.sink import WarehouseSink
 
 if TYPE_CHECKING:
     import duckdb
@@ -308,7 +307,6 @@ class DuckDBSettings(Settings):
 class DuckDBSink(WarehouseSink):
     """Tables of a DuckDB file."""
 
-    capabilities: ClassVar[Capabilities] = REFUSES_ROWS
     parameters: ClassVar[tuple[Parameter, ...]] = DuckDBSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

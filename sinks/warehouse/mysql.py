@@ -20,7 +20,6 @@ from changefeed.core.schema import Column
 from changefeed.core.settings import FileTls, Parameter, Settings, group, setting
 from changefeed.core.types import Kind
 from changefeed.core.uri import Parts, invalid_uri
-from sinks.base import Capabilities
 from sinks.merged.values import decimal_pattern
 from sinks.warehouse.dialect import (
     COMMON_ERA,
@@ -31,7 +30,7 @@ from sinks.warehouse.dialect import (
 )
 from sinks.warehouse.errors import explained
 from sinks.warehouse.rows import packets
-from sinks.warehouse.sink import REFUSES_ROWS, WarehouseSink
+from sinks.warehouse.sink import WarehouseSink
 
 if TYPE_CHECKING:
     import pymysql
@@ -356,7 +355,6 @@ class MySQLSettings(Settings):
 class MySQLSink(WarehouseSink):
     """Tables of a MySQL or MariaDB database."""
 
-    capabilities: ClassVar[Capabilities] = REFUSES_ROWS
     parameters: ClassVar[tuple[Parameter, ...]] = MySQLSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

@@ -19,7 +19,6 @@ from changefeed.core.schema import Column
 from changefeed.core.settings import LIBPQ, Parameter, Settings, setting, several
 from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import ESCAPES, invalid_uri, without
-from sinks.base import Capabilities
 from sinks.warehouse.dialect import (
     Dialect,
     SqlStatement,
@@ -27,7 +26,7 @@ from sinks.warehouse.dialect import (
     Warehouse,
 )
 from sinks.warehouse.errors import explained
-from sinks.warehouse.sink import REFUSES_ROWS, WarehouseSink
+from sinks.warehouse.sink import WarehouseSink
 
 if TYPE_CHECKING:
     import psycopg
@@ -353,7 +352,6 @@ class PostgreSQLSettings(Settings):
 class PostgreSQLSink(WarehouseSink):
     """Tables of a PostgreSQL database."""
 
-    capabilities: ClassVar[Capabilities] = REFUSES_ROWS
     parameters: ClassVar[tuple[Parameter, ...]] = PostgreSQLSettings.parameters()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:

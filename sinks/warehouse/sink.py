@@ -42,11 +42,14 @@ from sinks.warehouse.owning import (
     TargetContent,
 )
 from sinks.warehouse.pending import PendingRows, new_batch
-from sinks.warehouse.staging import BATCH, TargetShape, fits, kept_as
+from sinks.warehouse.staging import BATCH, META, TargetShape, fits, kept_as
 from sinks.warehouse.strategy import Strategy
 from sinks.warehouse.tables import TargetTable, scan_name, staging_name
 
 log = logging.getLogger("changefeed.sinks.warehouse")
+
+#: Codes of what a database does not take.
+_REFUSALS = (Code.SINK_CANNOT_TAKE_TABLE, Code.SINK_REFUSED_DATA)
 
 #: Rows in staging of a process that died are removed after so long.
 _STALE_US = 3_600_000_000
@@ -78,7 +81,8 @@ class WarehouseSink(DatabaseSink):
 
     capabilities: ClassVar[Capabilities] = replace(
         DatabaseSink.capabilities,
-        features=DatabaseSink.capabilities.features | {Feature.HISTORY, Feature.COMPARISON},
+        features=DatabaseSink.capabilities.features
+        | {Feature.HISTORY, Feature.COMPARISON, Feature.DEAD_LETTERS},
         compares_parts=True,
         repairs=True,
         continues_scans=True,
@@ -116,7 +120,8 @@ class WarehouseSink(DatabaseSink):
         return True
 
     def _with_column(self, error: ChangefeedError) -> ChangefeedError:
-        """Of a refused value, in which column it is: the database itself names none of a cast."""
+        """Of a refused value, in which column it is: the database itself names none of a cast. One
+        that is refused where the staged values alone are cast, without the target, is of a row."""
         if error.code is not Code.SINK_CANNOT_TAKE_TABLE:
             return error
         warehouse = self._tables.warehouse
@@ -129,11 +134,20 @@ class WarehouseSink(DatabaseSink):
                 try:
                     warehouse.query(f"SELECT count({value}) FROM {rows}")
                 except ChangefeedError as found:
-                    if found.code is not error.code:
+                    if found.code not in _REFUSALS or not self._readable(column.name, rows):
                         return error
                     why = unfit(kept_as(rule, d))
                     return refused_value(shape.schema, shape.topic, column, why, str(found.detail))
         return error
+
+    def _readable(self, name: str, rows: str) -> bool:
+        """Whether the staged column itself can be read."""
+        warehouse = self._tables.warehouse
+        try:
+            warehouse.query(f"SELECT count({warehouse.dialect.quote(name)}) FROM {rows}")
+        except ChangefeedError:
+            return False
+        return True
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         left, self._pending = self._pending, []
@@ -294,12 +308,39 @@ class WarehouseSink(DatabaseSink):
 
     def _load(self, pending: PendingRows) -> None:
         for rows in pending.to_load(self.load_rows, self.load_bytes):
-            with self._tables.errors():
-                load_id = f"{self._opened.node}_{pending.batch}_{pending.loads}"
-                self._tables.warehouse.load(pending.staging, rows, load_id)
+            try:
+                self._load_rows(pending, rows)
+            except ChangefeedError as error:
+                raise self._of_load(error, pending, rows) from None
             pending.rows += rows.num_rows
             pending.loads += 1
         pending.clear()
+
+    def _load_rows(self, pending: PendingRows, rows: pa.Table) -> None:
+        with self._tables.errors():
+            load_id = f"{self._opened.node}_{pending.batch}_{pending.loads}"
+            self._tables.warehouse.load(pending.staging, rows, load_id)
+
+    def _of_load(
+        self, error: ChangefeedError, pending: PendingRows, rows: pa.Table
+    ) -> ChangefeedError:
+        """A refused load is about its table: about a row of it, if a row without values is taken.
+        The error of a load names no row."""
+        if error.code not in _REFUSALS:
+            return error
+        error.target = pending.table.topic
+        if not error.about_row:
+            pending.loads += 1  # another load, which is removed by ``abort``
+            bare = [
+                one if name in META else pa.nulls(1, one.type)
+                for name, one in zip(rows.column_names, rows.slice(0, 1).columns, strict=True)
+            ]
+            try:
+                self._load_rows(pending, pa.table(bare, names=rows.column_names))
+            except ChangefeedError:
+                return error
+            error.about_row = True
+        return error
 
     def _applying(self, pending: PendingRows) -> list[SqlStatement]:
         table, d = pending.table, self._tables.warehouse.dialect
@@ -321,13 +362,6 @@ class WarehouseSink(DatabaseSink):
 
 
 # ------------------------------------------------------------------------------- rounds that cost
-
-
-#: Of a warehouse whose errors say whether they are about a row (``ChangefeedError.about_row``).
-REFUSES_ROWS = replace(
-    WarehouseSink.capabilities,
-    features=WarehouseSink.capabilities.features | {Feature.DEAD_LETTERS},
-)
 
 
 class PacedSink(WarehouseSink):

@@ -28,6 +28,8 @@ class LakeHarness(MergeHarness):
         "keeps_sequence_beside": "the version of a row is a column of the table",
         "hides_secrets": "the URI of a directory holds no secret",
     }
+    #: What Spark alone refuses is in tests/e2e/test_dead_letters.py: its jobs take long.
+    unfit: Mapping[str, str] = {"decimal(9,2)": '"NaN"'}
 
     def __init__(self, engine: NodeSpark, uri: str, scratch: Path) -> None:
         self.lake = Lake(engine, uri)

@@ -178,6 +178,35 @@ def test_snowflake_errors(error: Exception, code: str) -> None:
     assert "secret" not in f"{found.message} {found.detail} {found.hint}"
 
 
+@pytest.mark.parametrize(
+    ("number", "state", "of_row"),
+    [
+        (100040, "22007", True),  # a date that is none
+        (100069, "22P02", True),  # JSON that is none
+        (100072, "22000", True),  # NULL in a column without
+        (2023, "22000", False),  # a column of another type
+        (904, "42000", False),  # no such column
+    ],
+)
+def test_errors_of_rows_of_snowflake(number: int, state: str, of_row: bool) -> None:
+    warehouse = SnowflakeWarehouse(Login("account", "u", "p"), "db", "schema")
+    error = snow.ProgrammingError(msg="secret value", errno=number, sqlstate=state)
+    assert warehouse._sorted_out(error, "a statement", "orders").about_row is of_row
+
+
+def test_errors_of_rows_of_bigquery_and_clickhouse() -> None:
+    place = "BigQuery dataset p.d"
+    for text, of_row in (
+        ("Required field b cannot be null at [1:2]", True),
+        ("Unrecognized name: b at [1:2]", False),
+    ):
+        error = _reason(api.BadRequest, "invalidQuery", text)
+        assert sorted_out(error, place, "statements", "orders").about_row is of_row
+    for number, of_row in ((349, True), (469, True), (16, False), (252, False)):
+        refused = DatabaseError("row value", code=number, name="X")
+        assert clickhouse_error(refused, "ClickHouse h/d", "a load", "t").about_row is of_row
+
+
 def test_an_unreadable_private_key_is_not_repeated() -> None:
     with pytest.raises(ChangefeedError) as caught:
         Login("account", "u", private_key=b"-----BEGIN hushhush").arguments()

@@ -222,6 +222,23 @@ def test_errors(
     assert "secret value" not in f"{found.message} {found.detail} {found.hint}"
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "of_row"),
+    [
+        (api.AlreadyExists, "UNIQUE violation", True),
+        (api.OutOfRange, "Check constraint is violated", True),
+        (api.FailedPrecondition, "t.b must not be NULL in table t", True),
+        (api.FailedPrecondition, "New value exceeds the maximum size limit for this", True),
+        (api.FailedPrecondition, "Cannot write into generated column t.b", False),
+        (api.InvalidArgument, "Column count does not match", False),
+    ],
+)
+def test_errors_of_rows(kind: Callable[[str], Exception], message: str, of_row: bool) -> None:
+    place = "Spanner database p/i/d"
+    assert sorted_out(kind(message), place, "a transaction", ["t"]).about_row is of_row
+    assert not sorted_out(kind(message), place, "a definition", ["t"]).about_row
+
+
 def test_a_key_that_is_none() -> None:
     """Its PEM is read when the sink connects, and no part of it is repeated."""
     key = {

@@ -6,6 +6,7 @@ BigQuery itself, under the job id the error names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -36,6 +37,9 @@ _BUSY = frozenset(
 _LOGIN = frozenset({"accessDenied", "authError", "required", "billingNotEnabled", "blocked"})
 #: Said by reason "invalidQuery" alone; words of the documentation on transactions.
 _CONFLICT = ("concurrent update", "could not serialize", "transaction is aborted due to")
+
+#: The same reason, for a row that has no value in a column that is REQUIRED.
+_NO_VALUE = re.compile(r"required field \S+ cannot be null")
 
 _GONE = (
     ConnectionError,
@@ -89,6 +93,7 @@ def sorted_out(error: BaseException, place: str, what: str, topic: str = "") -> 
             detail=detail,
             hint="BigQuery shows the whole message under this job.",
             target=topic,
+            about_row=_NO_VALUE.search(text) is not None,
         )
     return ChangefeedError(Code.SINK_REFUSED_DATA, f"{place} refused a statement", detail=detail)
 

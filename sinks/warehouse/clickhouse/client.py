@@ -245,6 +245,7 @@ def sorted_out(error: Exception, place: str, what: str, topic: str) -> Changefee
             detail=detail,
             hint="system.query_log shows the whole message.",
             target=topic,
+            about_row=number in _OF_ROW,
         )
     return ChangefeedError(Code.SINK_REFUSED_DATA, f"{place} refused a statement", detail=detail)
 
@@ -256,6 +257,11 @@ _HINTS: Mapping[str, str] = {
     Code.SINK_REFUSED_LOGIN: "the user needs CREATE DATABASE, or on the database SELECT, INSERT, "
     "ALTER, CREATE TABLE, CREATE VIEW, DROP TABLE, DROP VIEW and TRUNCATE.",
 }
+
+#: Error numbers of a value or of a constraint that a row breaks: CANNOT_PARSE_TEXT, _QUOTED_STRING,
+#: _DATE, _DATETIME, _NUMBER, INCORRECT_DATA, VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE, NULL in a column
+#: without, CANNOT_PARSE_UUID, DECIMAL_OVERFLOW, CANNOT_PARSE_BOOL, VIOLATED_CONSTRAINT.
+_OF_ROW = frozenset({6, 26, 38, 41, 72, 117, 321, 349, 376, 407, 467, 469})
 
 #: Error number of the server -> what to do (its ErrorCodes.cpp).
 _BY_NUMBER: Mapping[int, tuple[str, str]] = {

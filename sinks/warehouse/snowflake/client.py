@@ -46,6 +46,8 @@ _BUSY = frozenset({604, 625, 628, 630, 646, 370001, 390203})
 #: No right, no warehouse to work with, no such role.
 _RIGHTS = frozenset({606, 2043, 3001, 3003, 390186, 390189})
 _GONE = frozenset({2003})
+#: With SQLSTATE 22000: NULL in a column without, a text that is too long, a value too large.
+_VALUES = frozenset({100072, 100078, 100082})
 _NO_LOGIN = range(390100, 390500)
 
 log = logging.getLogger("changefeed.sinks.snowflake")
@@ -351,6 +353,7 @@ class SnowflakeWarehouse(Warehouse):
                     detail=detail,
                     hint="Snowflake's query history shows the whole message.",
                     target=topic,
+                    about_row=_of_row(number, str(getattr(error, "sqlstate", None) or "")),
                 )
             return ChangefeedError(
                 Code.SINK_REFUSED_DATA, f"{self.place} refused a statement", detail=detail
@@ -358,6 +361,12 @@ class SnowflakeWarehouse(Warehouse):
         return ChangefeedError(
             Code.SINK_UNREACHABLE, f"{self.place} cannot be reached", detail=detail
         )
+
+
+def _of_row(number: int, state: str) -> bool:
+    """Whether a value is refused, or a constraint that a row breaks. 22000 is also the SQLSTATE of
+    statements that do not fit their table."""
+    return number in _VALUES or (state.startswith(("22", "23")) and state != "22000")
 
 
 def _login_refused(error: Exception) -> bool:

@@ -50,6 +50,14 @@ _NO_TOKEN = re.compile(
     r"(?:invalid_grant|invalid_client|unauthorized_client|Reauth)",
     re.DOTALL,
 )
+#: A unique index, a CHECK.
+_OF_ROW = (api.AlreadyExists, api.OutOfRange)
+#: What is in errors of a value that a column does not take, and of a foreign key.
+_VALUE = re.compile(
+    r"must not be NULL|Cannot specify a null value|exceeds the maximum size limit|"
+    r"Could not parse|Foreign key\b"
+)
+_TRANSACTION = "a transaction"
 #: Keys of a read: an answer has 10 MB at most and a key 8 kB.
 _KEYS = 1_000
 
@@ -287,7 +295,7 @@ class Spanner(Warehouse):
         """
         pause = 0.02
         for attempt in range(_ATTEMPTS):
-            with self._explained("a transaction", *topics):
+            with self._explained(_TRANSACTION, *topics):
                 try:
                     return self._attempt(work)
                 except api.Aborted as error:
@@ -532,6 +540,8 @@ def sorted_out(
                 f"{place} refused a change of table {blamed[0]}",
                 detail=detail,
                 target=blamed[0],
+                about_row=what == _TRANSACTION
+                and (isinstance(error, _OF_ROW) or _VALUE.search(message) is not None),
             )
         return ChangefeedError(Code.SINK_REFUSED_DATA, f"{place} refused a change", detail=detail)
     return ChangefeedError(Code.SINK_UNREACHABLE, f"{place} cannot be reached", detail=detail)

@@ -78,7 +78,7 @@ class SpannerSink(DatabaseSink):
     capabilities: ClassVar[Capabilities] = replace(
         DatabaseSink.capabilities,
         pacing=CommitPace(PACE, 50_000),
-        features=DatabaseSink.capabilities.features | {Feature.COMPARISON},
+        features=DatabaseSink.capabilities.features | {Feature.COMPARISON, Feature.DEAD_LETTERS},
         repairs=True,
     )
     parameters: ClassVar[tuple[Parameter, ...]] = SpannerSettings.parameters()

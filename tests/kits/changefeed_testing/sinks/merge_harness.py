@@ -13,12 +13,13 @@ class MergeHarness:
     Attributes:
         never: cases the sink cannot pass by its nature, with the reason.
         secret: a password inside the URI; empty when its URIs hold none.
-        unfit: logical types, each with a value in log form that their columns cannot hold here.
+        unfit: logical types, each with a value in log form that their columns cannot hold here: one
+            that is known without the target, and one that the target alone refuses.
     """
 
     never: Mapping[str, str] = {}
     secret = ""
-    unfit: Mapping[str, str] = {"decimal(9,2)": '"NaN"'}
+    unfit: Mapping[str, str] = {"decimal(9,2)": '"NaN"', "date": "2024-02-31"}
 
     def sink(self, options: Mapping[str, object] | None = None) -> Sink:
         """A new, unopened sink on the target, as after a restart of the process."""
