@@ -14,6 +14,7 @@ from changefeed.spark.session import NodeSpark
 from sinks.registry import open_sink
 from sinks.warehouse.spanner.sink import SpannerSink
 from tests.e2e.feeds import BRISK, running
+from tests.e2e.test_dead_letters import keeps_dates_before_christ
 from tests.e2e.test_proof_targets import mends
 from tests.e2e.test_warehouse_feeds import WIDE, Bench, check_changes, check_shapes
 from tests.services.postgres import Database
@@ -84,6 +85,10 @@ def test_a_difference_is_named_and_repaired(bench: IntoSpanner) -> None:
     sink.server.transact(lambda tx: tx.upsert("t", ("a", "b"), [("2", "other")]))
     sink.close()
     mends(bench.feeds)
+
+
+def test_a_value_that_a_table_cannot_hold(bench: IntoSpanner) -> None:
+    keeps_dates_before_christ(bench.feeds, bench.source, bench.uri())
 
 
 def test_values_of_every_type(bench: IntoSpanner) -> None:

@@ -426,6 +426,32 @@ def test_staged_rows_that_went_are_missed(tmp_path: Path, source: SourceDouble) 
     sink.close()
 
 
+@pytest.mark.parametrize("always", [False, True])
+def test_a_refused_load_is_about_a_row_if_one_without_values_is_taken(
+    tmp_path: Path, source: SourceDouble, monkeypatch: pytest.MonkeyPatch, always: bool
+) -> None:
+    """The error of a load names no row, and may as well be one of the table."""
+    path = tmp_path / "db"
+    feed, sink = opened(path, source)
+    warehouse = sink._tables.warehouse
+    load = warehouse.load
+
+    def refusing(table: str, rows: pa.Table, load_id: str) -> None:
+        if always or "bad" in rows["b"].to_pylist():
+            raise ChangefeedError(Code.SINK_REFUSED_DATA, "the load is refused", target=table)
+        load(table, rows, load_id)
+
+    monkeypatch.setattr(warehouse, "load", refusing)
+    source.commit(insert("t", a=1, b="x"), insert("t", a=2, b="bad"))
+    epoch, receipts = feed.write(sink, 0, 2)
+    with pytest.raises(ChangefeedError) as caught:
+        sink.commit(epoch, receipts)
+    assert (caught.value.about_row, caught.value.target) == (not always, "t")
+    sink.abort(epoch, receipts)
+    assert read(path, "SELECT * FROM _staging_t") == [], "the row without values went, too"
+    sink.close()
+
+
 def test_a_target_that_went_is_missed(tmp_path: Path, source: SourceDouble) -> None:
     path = tmp_path / "db"
     feed, sink = opened(path, source)
