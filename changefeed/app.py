@@ -18,6 +18,7 @@ from changefeed.core.clock import SYSTEM_CLOCK
 from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import require_spark
+from changefeed.core.sizes import Sizes
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import LogFormat, log, log_to
 from changefeed.spark.settings import SparkSettings
@@ -106,6 +107,7 @@ class Application:
         lock: NodeLock | None = None,
         must_exist: bool = False,
         log_format: LogFormat = LogFormat.TEXT,
+        sizes: Sizes | None = None,
     ) -> None:
         """Open the state.
 
@@ -126,6 +128,7 @@ class Application:
             lock: the state's lock, if it was taken for the node of this process.
             must_exist: do not make a state where there is none.
             log_format: of the lines of node.log.
+            sizes: how much feeds do at once.
 
         Raises:
             ChangefeedError: CF6001, CF6002; for ``logs`` as
@@ -151,6 +154,7 @@ class Application:
         self._max_memory = max_memory
         self._max_disk = max_disk
         self._log_format = log_format
+        self._sizes = sizes
         self._max_copies = max_copies
         self._max_feeds = max_feeds
         self._ready = ready
@@ -357,6 +361,7 @@ class Application:
                     max_feeds=self._max_feeds,
                     ready=self._ready,
                     lock=self._node_lock,
+                    sizes=self._sizes,
                 )
             return self._node
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from changefeed.core.sizes import Sizes
 from changefeed.core.telemetry import LogFormat
 from changefeed.service import node_process, serve_until_stopped, stop_on_signals
 from changefeed.spark.settings import SparkSettings
@@ -43,6 +44,7 @@ def serve(
     alerts: Sequence[str] = (),
     openlineage: str | None = None,
     otlp: str | None = None,
+    sizes: Sizes | None = None,
 ) -> Exit:
     """Run the feeds of a state; returns after a clean stop.
 
@@ -76,6 +78,7 @@ def serve(
                 max_feeds=max_feeds,
                 ready=ready,
                 log_format=log_format,
+                sizes=sizes,
             )
         )
         application.require_node()

@@ -600,9 +600,10 @@ class Sink(ABC):
         """Write rows of a scan; durable on return. For sinks of :attr:`Accepts.ROWS`.
 
         ``rows`` is lazy, in the schema ``schema.log_schema()`` (``op`` is ``r``, ``b*`` null), with
-        each key once. Every action on it reads the source, so run only one. The same rows may be
-        given again. Run the action in the calling thread: when the scan is cancelled, the feed
-        cancels the jobs of this thread and waits for their end.
+        each key once. Every action on it reads the source, so run only one. A large table comes in
+        several calls, if the scan can go on. The same rows may be given again after a failure. Run
+        the action in the calling thread: when the scan is cancelled, the feed cancels the jobs of
+        this thread and waits for their end.
         """
         raise _undeclared(self, "scans_by_spark")
 

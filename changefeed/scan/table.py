@@ -19,6 +19,7 @@ interrupted can go on.
 from __future__ import annotations
 
 import itertools
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -90,6 +91,14 @@ _LOOK_SECONDS = 0.2
 #: an interruption wastes at most one for each reader, and what is not committed.
 FINE_PARTS = 256
 FINE_PART_BYTES = 2 << 20
+#: A scan that Spark reads is committed in at most so many rounds, each of at least so many parts
+#: for each core, because a commit takes half a second or more. Rows that come to older ones are
+#: merged, for which the sink looks through the whole table each time.
+SPARK_ROUNDS, SPARK_MERGES = 20, 4
+PARTS_PER_CORE = 2
+#: What workers have read that hold the snapshot, the cores that they leave write for each commit:
+#: one, until the last is at its end. With more workers than so many all of it is one commit.
+MOST_WORKERS_IN_ROUNDS = 3
 
 
 class PartLedger:
@@ -97,6 +106,7 @@ class PartLedger:
 
     Attributes:
         unread: what is left, once a part is durable.
+        known: whether a later image knows every part, so that the scan can go on.
         since: the first instant of which the sink has rows of this scan.
     """
 
@@ -115,7 +125,7 @@ class PartLedger:
             before: what an earlier scan left, and this one reads; None: this one reads all.
         """
         places = dict.fromkeys(one.place for one in ranges if one is not None)
-        self._known = None not in ranges
+        self.known = None not in ranges
         self._left = {number: one for number, one in enumerate(ranges) if one is not None}
         self._lock = threading.Lock()
         self.since = at if before is None else before.since
@@ -139,7 +149,7 @@ class PartLedger:
             self._unread = replace(
                 self._unread, rows=self._unread.rows + rows, bytes=self._unread.bytes + size
             )
-            if self._known:
+            if self.known:
                 self.unread = replace(self._unread, left=joined_ranges(self._left.values()))
 
 
@@ -152,12 +162,14 @@ class TableParts:
         cut: returns the same rows in parts of about so many bytes.
         part_range: see :meth:`changefeed.sources.base.Snapshot.part_range`.
         before: what an earlier scan left, if these parts are only that.
+        first: whether nothing of the table was delivered before.
     """
 
     parts: Sequence[ScanPart]
     cut: Callable[[int], Sequence[ScanPart]]
     part_range: Callable[[ScanPart], PartRange | None]
     before: UnreadParts | None = None
+    first: bool = False
 
 
 @dataclass
@@ -232,8 +244,10 @@ class ScanWork:
             if self.host.plan(schema).deletes is Deletes.ONLY:
                 parts = ()
             with span("changefeed.scan", {"feed": name, "table": str(schema.table)}) as traced:
-                if writer.typed:
-                    self._typed(parts, writer, small=not choice.spark)
+                if writer.typed and choice.spark:
+                    self._typed_by_spark(parts, writer, first=found.first)
+                elif writer.typed:
+                    self._typed_here(parts, writer)
                 elif choice.spark:
                     self._messages_in_workers(parts, writer)
                 else:
@@ -321,36 +335,53 @@ class ScanWork:
 
     # -- typed rows -------------------------------------------------------------------------
 
-    def _typed(self, parts: Sequence[ScanPart], writer: ScanWriter, *, small: bool) -> None:
+    def _typed_here(self, parts: Sequence[ScanPart], writer: ScanWriter) -> None:
         plan = self.host.row_plan(writer.schema)
 
         def shape(rows: pa.Table) -> pa.Table:
             return plan.rows(self.host.rows(writer.schema, rows))
 
-        if small or not writer.sink.capabilities.scans_by_spark:
-            self._here(parts, writer, shape, TYPED_ROWS)
-            return
-        frames = row_frame
-        if self.workers:
-            folder = Path(
-                self.host.sinks.context(scan=True).scratch, f"parts-{writer.epoch.number}"
-            )
-            frames = partial(
-                stored_frame, workers=self.workers, folder=folder, release=self.release
-            )
-        with frames(
-            self.host.spark,
-            parts,
-            schema=writer.seen,
-            shape=partial(plan.scanned, at=self.at),
-            group=self.group,
-            on_progress=writer.progress,
-        ) as frame:
-            # The sink's own action: cancelled with the group, waited for by the barrier.
-            with self.barrier.passing():
-                receipt = writer.sink.write_scan(frame, writer.epoch, writer.target, writer.seen)
-        self.note_durable()
-        writer.progress(receipt.rows, receipt.bytes)
+        self._here(parts, writer, shape, TYPED_ROWS)
+
+    def _typed_by_spark(
+        self, parts: Sequence[ScanPart], writer: ScanWriter, *, first: bool
+    ) -> None:
+        shape = partial(self.host.row_plan(writer.schema).scanned, at=self.at)
+        for numbers in self._rounds(len(parts), writer, SPARK_ROUNDS if first else SPARK_MERGES):
+            if self.stopping():
+                raise ScanStopped
+            frames = row_frame
+            if self.workers:
+                folder = Path(
+                    self.host.sinks.context(scan=True).scratch, f"parts-{writer.epoch.number}"
+                )
+                last = numbers.stop == len(parts)
+                release = self.release if last else lambda: None
+                frames = partial(stored_frame, workers=self.workers, folder=folder, release=release)
+            with frames(
+                self.host.spark,
+                parts[numbers.start : numbers.stop],
+                schema=writer.seen,
+                shape=shape,
+                group=self.group,
+                on_progress=writer.progress_of_round,
+            ) as frame:
+                # The sink's own action: cancelled with the group, waited for by the barrier.
+                with self.barrier.passing():
+                    written = writer.sink.write_scan(
+                        frame, writer.epoch, writer.target, writer.seen
+                    )
+            writer.written(written, numbers)
+
+    def _rounds(self, parts: int, writer: ScanWriter, most: int) -> Sequence[range]:
+        """The numbers of the parts that Spark reads for one commit: of all, if the scan cannot go
+        on after an interruption."""
+        each = max(1, parts)
+        ledger = writer.ledger
+        if ledger and ledger.known and len(self.workers) <= MOST_WORKERS_IN_ROUNDS:
+            least = PARTS_PER_CORE * max(1, self.host.spark.state().cores)
+            each = max(least, math.ceil(parts / most))
+        return [range(n, min(n + each, parts)) for n in range(0, max(1, parts), each)]
 
     # -- messages ---------------------------------------------------------------------------
 
@@ -511,6 +542,19 @@ class ScanWriter:
         """Take rows and bytes so far, also those that Spark's workers wrote."""
         self.delivered = rows
         self._progress(rows, size)
+
+    def progress_of_round(self, rows: int, size: int) -> None:
+        """Take rows and bytes that Spark's workers wrote since the last commit."""
+        self.progress(self._rows + rows, self._bytes + size)
+
+    def written(self, receipt: Receipt, parts: Iterable[int]) -> None:
+        """The rows of these parts are durable."""
+        self._rows, self._bytes = self._rows + receipt.rows, self._bytes + receipt.bytes
+        self._pending, self._pending_bytes = receipt.rows, receipt.bytes
+        self.ended.extend(parts)
+        self._settled()
+        self.progress(self._rows, self._bytes)
+        fault_point(Point.SCAN_COMMITTED)
 
     def take(self, rows: pa.Table, shape: Callable[[pa.Table], pa.Table]) -> None:
         """Hand over rows of a scan, in the log's columns, as ``shape`` makes them for the sink.

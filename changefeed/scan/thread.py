@@ -44,7 +44,7 @@ from changefeed.core.unread import UnreadParts
 from changefeed.scan.admission import LEASE_SECONDS, ScanStopped, WriteBarrier
 from changefeed.scan.host import ScanHost
 from changefeed.scan.table import PartLedger, ScanWork, TableParts, spark_hindrance
-from changefeed.sources.base import DEFAULT_PART_BYTES, KeySet, ScanPart, Snapshot, Source
+from changefeed.sources.base import KeySet, ScanPart, Snapshot, Source
 from changefeed.sources.scans import table_changed
 from changefeed.spark.standing import StandingWorkers
 
@@ -304,7 +304,8 @@ class SnapshotScan(threading.Thread):
                 def cut(size: int) -> Sequence[ScanPart]:
                     return snapshot.parts(schema, size, keys=keys, partition=progress.partition)
 
-                whole = TableParts(cut(DEFAULT_PART_BYTES), cut, snapshot.part_range)
+                parts = cut(self._host.sizes.scan_part_bytes)
+                whole = TableParts(parts, cut, snapshot.part_range, first=not table.backfill)
                 rest = self._rest(snapshot, table, schema, reading)
         except TableError as failed:
             table.error = failed.error
@@ -340,7 +341,7 @@ class SnapshotScan(threading.Thread):
                 raise table_changed(schema.table, "it was rewritten")
             return found
 
-        parts = left(DEFAULT_PART_BYTES)
+        parts = left(self._host.sizes.scan_part_bytes)
         return None if parts is None else TableParts(parts, cut, snapshot.part_range, before)
 
     def _scan_table(self, table: TableScan, reading: ScanWork, cuts: _Cuts) -> None:

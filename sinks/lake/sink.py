@@ -99,7 +99,8 @@ class LakeTarget:
         floor: up to where it has every change.
         shape: the fingerprint of the schema that it has every column of.
         scan: the scan whose rows it has, if it has no key.
-        new: it was empty when its scan began, so there are no older rows to remove.
+        filled: the scan that found it empty, and since then nothing failed: each of its rows is
+            new, and there are no older rows to remove.
     """
 
     table: LakeTable
@@ -107,12 +108,12 @@ class LakeTarget:
     floor: AppliedVersion | None = None
     shape: str = ""
     scan: Timestamp | None = None
-    new: bool = False
+    filled: Timestamp | None = None
 
     def forget(self) -> None:
         """Look at everything again."""
-        self.owner = self.floor = self.scan = None
-        self.shape, self.new = "", False
+        self.owner = self.floor = self.scan = self.filled = None
+        self.shape = ""
 
 
 class LakeSink(TableSink):
@@ -171,11 +172,11 @@ class LakeSink(TableSink):
         self._context = context
         self._options |= context.options
         Path(context.scratch).mkdir(parents=True, exist_ok=True)
-        # A scan that broke off comes again as a whole, and at the same timestamp where nothing
-        # was committed since: what is there of it is then old.
+        # A scan that broke off comes again, as a whole or what is left of it, and at the same
+        # timestamp where nothing was committed since: what is there of it is then old.
         self._begun.clear()
         for known in self._targets.values():
-            known.scan, known.new = None, False
+            known.scan = known.filled = None
         with self._working("open") as session:
             reach(session, self._place)
 
@@ -325,11 +326,16 @@ class LakeSink(TableSink):
             lake = known.table
             if self._policy.removal is Removal.RECORD:
                 lake.set_scanned(at.version)
-            if ends is ScanEnd.NOTHING or known.new:
+            if ends is ScanEnd.NOTHING or known.filled == at:
                 return
             condition = f"{quoted(self._policy.sequence)} < {at.version}"
             with lake.commit_notes(self._opened.feed, at):
                 lake.run(merge.remove(lake.ident, self._policy, condition, at.version))
+
+    def holds_target(self, target: Target) -> bool:
+        """See :meth:`sinks.base.Sink.holds_target`."""
+        with self._working("look", target) as session:
+            return self._known(session, target.topic).table.exists()
 
     def dropped(self, target: Target) -> None:
         """See :meth:`sinks.base.Sink.dropped`."""
@@ -350,8 +356,7 @@ class LakeSink(TableSink):
             return Receipt(0, rows.count(), 0)
         with self._writing("scan", target, schema) as known:
             lake = known.table
-            if lake.empty() and self._policy.mode(schema) is not MergeMode.COUNT:
-                known.new = True
+            if self._fills(known, epoch, schema):
                 with lake.commit_notes(self._opened.feed, epoch.upto):
                     count = rounds.append_scan(lake, _staged_form(rows, schema), schema)
             else:
@@ -412,17 +417,23 @@ class LakeSink(TableSink):
     def _load(self, known: LakeTarget, rows: DataFrame, epoch: Epoch, schema: TableSchema) -> None:
         """Rows of a scan, which may be read more than once."""
         lake, counts = known.table, self._policy.mode(schema) is MergeMode.COUNT
-        empty = not counts and lake.empty()
-        known.new = known.new or empty
+        fills = self._fills(known, epoch, schema)
         with lake.commit_notes(self._opened.feed, epoch.upto):
             if counts:
                 rounds.count_scan(lake, rows, schema, first=known.scan != epoch.upto)
-            elif empty:
+            elif fills:
                 rounds.append_scan(lake, rows, schema)
             else:
                 rounds.merge_scan(lake, rows, schema)
         if counts:
             known.scan = epoch.upto
+
+    def _fills(self, known: LakeTarget, epoch: Epoch, schema: TableSchema) -> bool:
+        """Whether a scan fills a table that was empty when it began: it has each key once. After a
+        failure it is not known what there is of its rows, so they are merged."""
+        if known.filled != epoch.upto and self._policy.mode(schema) is not MergeMode.COUNT:
+            known.filled = epoch.upto if known.table.empty() else None
+        return known.filled == epoch.upto
 
     # -- what is known of tables ------------------------------------------------------------
 
@@ -452,8 +463,8 @@ class LakeSink(TableSink):
             if isinstance(table, iceberg.IcebergTable):
                 table.spread_rows = self.spread_rows
                 table.filtered_bytes = self.filtered_bytes
-            scan, new = (found.scan, found.new) if found else (None, False)
-            found = self._targets[name] = LakeTarget(table, scan=scan, new=new)
+            scan, filled = (found.scan, found.filled) if found else (None, None)
+            found = self._targets[name] = LakeTarget(table, scan=scan, filled=filled)
         return found
 
     @contextmanager
@@ -581,6 +592,7 @@ def _able(pack: str) -> Capabilities:
         scans_by_spark=True,
         compares_parts=True,
         repairs=True,
+        continues_scans=True,
     )
 
 

@@ -105,18 +105,19 @@ OF_DELTA = {
     "refuses_targets_of_other_feeds",
 }
 
-#: Of these the ones that `make test` leaves to `make test-all`.
-SLOW_OF_DELTA = {
+#: What `make test` leaves to `make test-all`.
+SLOW = {
     "counts_duplicates",
     "keeps_unsent_values",
     "keeps_versions",
     "refuses_targets_of_other_feeds",
+    "goes_on_with_scans",
 }
 
 
 def marks(kind: str, name: str) -> list[pytest.MarkDecorator]:
     """The markers of a case of :data:`MERGE_CASES`."""
-    made = [pytest.mark.extended] if name in SLOW_OF_DELTA else []
+    made = [pytest.mark.extended] if name in SLOW else []
     if kind == "delta" and name not in OF_DELTA:
         made.append(pytest.mark.everything)
     return made
@@ -128,7 +129,7 @@ def cases(*, scans: bool = False) -> list[object]:
         pytest.param(kind, case, id=f"{kind}-{case}", marks=marks(kind, case.name))
         for kind in ("delta", "iceberg")
         for case in MERGE_CASES
-        if not scans or case.name.startswith("scans")
+        if not scans or case.name.startswith("scans") or case.name == "goes_on_with_scans"
     ]
 
 

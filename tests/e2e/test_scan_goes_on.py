@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from changefeed.catalog.model import TableProgress, TableState
+from changefeed.core.engines import EngineOption
+from changefeed.spark.session import NodeSpark
 from tests.e2e.feeds import consumed, rebuilt
 from tests.helpers.duckdb_file import opened
+from tests.helpers.lake import Lake, unused_catalog
 from tests.helpers.waiting import until
 from tests.nemesis.service import Service
 from tests.services.mysql import BinlogServer
@@ -213,3 +217,87 @@ def test_a_scan_begins_again_where_changes_do_not_tell_all(
     assert progress(service, "rows").scan_rows <= ROWS, "the last scan read everything"
     truth = truth_of(postgres.execute("select id, v, b from t"))
     assert truth_of(postgres.execute("select id, v, b from copy.t")) == truth
+
+
+# ------------------------------------------------------------------------------- lakes
+
+#: The table has some 100 parts, and a commit of its first scan 5 of them.
+BY_SPARK = ("--master", "local[1]", "--scan-part-bytes", "131072")
+#: Rows that are written during the scans of a lake's table.
+WRITTEN = 2_000
+
+
+@contextmanager
+def written_to(database: Database) -> Iterator[None]:
+    """Transactions that update, delete, move and insert rows all over the table, one after the
+    other."""
+    ended = threading.Event()
+    failed: list[Exception] = []
+
+    def write() -> None:
+        rows = random.Random(11)
+        try:
+            for number in range(WRITTEN // 5):
+                if ended.wait(0.2):
+                    break
+                some = [rows.randrange(1, ROWS + 1) for _ in range(4)]
+                database.execute(
+                    f"update t set v = v + 1 where id in ({some[0]}, {some[1]});"
+                    f"delete from t where id = {some[2]};"
+                    f"update t set id = -id where id = {some[3]};"
+                    f"insert into t values ({1_000_000 + number}, 0, 'new')"
+                )
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert not failed, failed
+
+
+@pytest.mark.extended
+@pytest.mark.spark
+@pytest.mark.postgres
+@pytest.mark.parametrize(("kind", "part"), [("delta", ""), ("delta", "jvm"), ("iceberg", "")])
+def test_a_scan_into_a_lake_goes_on(
+    postgres: Database, tmp_path: Path, spark_engine: NodeSpark, kind: str, part: str
+) -> None:
+    """A scan by Spark whose node, or JVM, dies at its half reads at most 55 % more, and the rows
+    that were written meanwhile."""
+    postgres.execute(
+        "create table t (id int primary key, v int, b text); insert into t"
+        f" select i, i, repeat(md5(i::text), 15) from generate_series(1, {ROWS}) i; analyze t"
+    )
+    uri = {
+        "delta": f"delta://{tmp_path}/lake",
+        "iceberg": f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={tmp_path}/lake",
+    }[kind]
+    with closing(Service(tmp_path / "state", BY_SPARK, EngineOption.SPARK)) as service:
+        service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'")
+        service.execute(f"CREATE CHANGEFEED f FOR shop.public.t INTO '{uri}'")
+        service.start()
+        with written_to(postgres):
+            until(lambda: progress(service, "f").scan_rows >= ROWS / 2, "half of it is read")
+            if part:
+                assert service.kill_child(part)
+            else:
+                service.kill()
+            left = progress(service, "f")
+            if not part:
+                service.start()
+            until(lambda: not progress(service, "f").scan_wanted, "the scan ends", seconds=120)
+        table = progress(service, "f")
+        assert left.state is TableState.SCANNING and left.unread is not None and left.unread.rows
+        more = table.scan_rows - left.unread.rows
+        print(f"of {ROWS} rows {left.scan_rows} were read, {left.unread.rows} durable; then {more}")
+        assert more <= ROWS * 0.55 + WRITTEN
+        service.sync("f")
+    truth = truth_of(postgres.execute("select id, v, b from t"))
+    copy = Lake(spark_engine, uri).query("select id, v, b from {t}")
+    assert len(copy) == len(truth), "no row is there twice"
+    assert truth_of(copy) == truth

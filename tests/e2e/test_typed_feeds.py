@@ -98,6 +98,21 @@ def test_scan_and_changes_arrive_typed(bench: Bench, large: None, scheme: str) -
     until(lambda: not any(Path(folder).exists() for folder in store.scratch))
 
 
+def test_a_scan_by_spark_goes_on_where_it_broke(bench: Bench) -> None:
+    bench.feeds.restart(Sizes(small_scan_rows=-1_000_000, scan_part_bytes=8192))
+    bench.db.execute(
+        "create table s (a int primary key, b text);"
+        "insert into s select i, repeat('x', 200) from generate_series(1, 2000) i; analyze s"
+    )
+    with armed("scan.committed@2:error"):
+        store = bench.create("f", "s", scheme="typed-spark")
+        bench.feeds.sync("f")
+    assert store.table("s") == bench.truth("select a, b from s")
+    assert len(store.commits) > 4 and sum(store.commits) == 2000, "no part is read twice"
+    [(_, ended)] = store.ended
+    assert ended.version == min(version for version, _ in store.rows["s"].values())
+
+
 @pytest.mark.parametrize("scheme", ["typed", "typed-spark"])
 def test_columns_key_range_and_deletes(bench: Bench, large: None, scheme: str) -> None:
     bench.db.execute("create table w (x text, k int primary key, y text, z numeric)")

@@ -20,6 +20,7 @@ import psycopg
 import pytest
 
 from changefeed.catalog import Catalog, DesiredStatus, Job, Status
+from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.faults import VARIABLE
 from changefeed.core.timings import Timings
@@ -29,6 +30,7 @@ from tests.conftest import PostgresFactory
 from tests.e2e.feeds import Feeds, running
 from tests.e2e.shop import Shop, feeds, shop
 from tests.helpers.duckdb_file import opened
+from tests.helpers.lake import Lake
 from tests.helpers.waiting import until
 from tests.nemesis.ledger import Cause
 from tests.nemesis.service import Service
@@ -212,6 +214,45 @@ def test_a_scan_into_a_history_that_died_before_it_was_saved_comes_once(
     with opened(target, read_only=True) as connection:
         found = connection.execute("SELECT _operation, id FROM t ORDER BY id").fetchall()
     assert found == [("READ", i) for i in range(1, 11 + rows * len(places))]
+
+
+@pytest.mark.extended
+def test_a_scan_into_a_lake_dies_at_every_place(
+    postgres: Database, tmp_path: Path, spark_engine: NodeSpark
+) -> None:
+    """By Spark, in several commits. What was committed and not saved comes again, and is there
+    once; between two scans rows change that are there, and that are not."""
+    postgres.execute(
+        "create table t (id int primary key, v int, b text); insert into t"
+        " select i, 0, repeat('x', 200) from generate_series(1, 2000) i; analyze t"
+    )
+    uri = f"delta://{tmp_path}/lake"
+    flags = ("--master", "local[1]", "--scan-part-bytes", "8192")
+    service = Service(tmp_path / "state", flags, EngineOption.SPARK)
+    try:
+        service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'")
+        service.execute(f"CREATE CHANGEFEED f FOR shop.public.t INTO '{uri}'")
+        places = ("committed@3", "before_end@1", "after_end@1")
+        for number, place in enumerate(places, 1):
+            service.start(f"scan.{place}:kill")
+            until(lambda: not service.running, place, seconds=120)
+            assert service.exit_status == -9, place
+            postgres.execute(
+                f"update t set v = {number} where id % 7 = {number};"
+                f"delete from t where id % 11 = {number};"
+                f"update t set id = -id where id % 13 = {number};"
+                f"insert into t values ({10_000 + number}, {number}, 'new')"
+            )
+        service.start()
+        service.sync("f")
+        (table,) = service.catalog.tables(service.job("f").id)
+        assert table.scan_rows <= 3000, "the last scan read what the first had left"
+    finally:
+        print(service.last_words())
+        service.close()
+    columns = "id, v, b"
+    copy = Lake(spark_engine, uri).query(f"select {columns} from {{t}} order by id")
+    assert copy == [tuple(row) for row in postgres.execute(f"select {columns} from t order by id")]
 
 
 # ---------------------------------------------------------------------------- the source

@@ -183,7 +183,9 @@ class TypedSink(Sink):
 class SparkTypedSink(TypedSink):
     """Scans come as DataFrames."""
 
-    capabilities: ClassVar[Capabilities] = replace(TypedSink.capabilities, scans_by_spark=True)
+    capabilities: ClassVar[Capabilities] = replace(
+        TypedSink.capabilities, scans_by_spark=True, continues_scans=True
+    )
 
     def write_scan(
         self, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
@@ -194,6 +196,7 @@ class SparkTypedSink(TypedSink):
         table: pa.Table = rows.toArrow().cast(schema.log_schema())
         batch = Batch(self._context.feed, epoch, 0, target, schema, table, scan=True)
         self.store.merge(batch)
+        self.store.commits.append(table.num_rows)
         return Receipt(0, table.num_rows, table.nbytes)
 
 

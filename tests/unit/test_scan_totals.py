@@ -14,6 +14,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import TableName, TableSchema
+from changefeed.core.sizes import Sizes
 from changefeed.scan import thread
 from changefeed.scan.thread import SnapshotScan
 
@@ -80,6 +81,7 @@ def test_every_table_counts_before_the_first_row(monkeypatch: pytest.MonkeyPatch
         intern_schema=lambda shape: shape,
         wake=lambda: None,
         spark=SimpleNamespace(cancel=lambda group: None),
+        sizes=Sizes(),
     )
     scan = SnapshotScan(cast(Any, host), [TableProgress(name, name.name) for name in NAMES])
     scan.timestamp_saved.set()
