@@ -3,8 +3,10 @@ PostgreSQL, the change log in a directory that all of them see."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from changefeed.api import Interpreter, Session
-from changefeed.catalog import Catalog, Status
+from changefeed.catalog import Catalog, Job, Status
 from changefeed.drain import drain
 from changefeed_testing.sinks.messages import Message, parse_message
 from changefeed_testing.sinks.readers import read_files
@@ -276,6 +278,79 @@ def test_a_node_that_freezes_and_wakes_up_delivers_nothing_wrong(
     until(spread(it, awake, 2, 1), "it takes its share again")
     it.write()
     it.check()
+
+
+class Exports:
+    """A schedule whose runs a test makes due."""
+
+    def __init__(self, it: Spread, options: str = "") -> None:
+        self.it = it
+        it.execute(
+            "CREATE SCHEDULE export FOR CHANGEFEED shop.public.t INTO "
+            f"'file://{it.folder}/out-export' {options} RECURRING '@yearly'"
+        )
+
+    def due(self) -> None:
+        """A run is due now."""
+        (schedule,) = self.it.catalog.schedules()
+        self.it.catalog.replace_schedule(replace(schedule, due=time.time_ns()))
+
+    def runs(self) -> list[Job]:
+        """The feeds of all runs so far."""
+        made = self.it.catalog.scheduled_jobs()
+        return [job for job in self.it.catalog.jobs() if job.id in made]
+
+    def ended(self, count: int) -> bool:
+        """Whether there were so many runs, and all are over."""
+        runs = self.runs()
+        assert len(runs) <= count, [job.name for job in runs]
+        return [job.status for job in runs] == [Status.SUCCEEDED] * count
+
+    def read(self) -> set[int]:
+        """The rows that a consumer has."""
+        return {int(m.after["id"]) for m in self.it.messages("export") if m.after is not None}
+
+
+@pytest.mark.extended
+def test_of_two_nodes_one_makes_each_run_of_a_schedule(nodes: Nodes) -> None:
+    it = nodes(2)
+    it.start(0, 1)
+    it.write(3)
+    exports = Exports(it)
+    for count in range(1, 6):
+        exports.due()
+        until(partial(exports.ended, count), "the run has ended")
+        it.write(1)
+    # One of them dies when a run is due, which may be before it has begun.
+    exports.due()
+    it.machines[0].kill()
+    until(partial(exports.ended, 6), "the other node makes it")
+    assert {row[0] for row in it.shop.execute("select id from t")} == exports.read()
+    (schedule,) = it.catalog.schedules()
+    assert (schedule.error, schedule.job_id) == (None, exports.runs()[-1].id)
+
+
+@pytest.mark.extended
+def test_a_run_of_a_schedule_survives_the_node_that_makes_it(nodes: Nodes) -> None:
+    it = nodes(2)
+    it.shop.execute("insert into t select n, repeat('x', 200) from generate_series(1, 3000) n")
+    it.start(0, 1)
+    exports = Exports(it, "WITH initial_scan_max_rate = '100kB'")
+    exports.due()
+
+    def scanning() -> int | None:
+        (run, *more) = exports.runs() or [None]
+        assert not more
+        if run is None or run.status is not Status.SCANNING:
+            return None
+        return it.place(run.name)
+
+    until(lambda: scanning() is not None, "a run is under way")
+    it.machines[scanning() or 0].kill()
+    exports.due()  # It waits: the first run goes on.
+    until(partial(exports.ended, 1), "the other node ends it", seconds=120)
+    until(lambda: len(exports.runs()) == 2, "the next run begins")
+    assert exports.read() == set(range(1, 3001))
 
 
 @pytest.mark.extended
