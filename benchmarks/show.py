@@ -43,8 +43,8 @@ def measured(ask: Callable[[], httpx.Response], rounds: int, node: psutil.Proces
     used = 1000 * (sum(node.cpu_times()[:2]) - before) / rounds
     cuts = statistics.quantiles(times, n=100)
     return (
-        f"p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms, max {max(times):.1f} ms, CPU {used:.1f} ms, "
-        f"{size:,} bytes"
+        f"p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms, max {max(times):.1f} ms, "
+        f"CPU {used:.1f} ms, {size:,} bytes"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection as Transaction
@@ -56,6 +57,8 @@ _LEFT_OUT = (
 
 #: Columns that are fields of a job as they are.
 _SAME = tuple(f.name for f in fields(Job) if f.name in _job.c)
+#: Faster than one by one: a listing has hundreds of rows.
+_VALUES = attrgetter(*_SAME)
 
 
 class _Unset:
@@ -496,7 +499,7 @@ class Jobs(Grants):
     def _job(self, row: Row[Any]) -> Job:
         rows, size = row.rate.per_second(self._now())
         return Job(
-            **{field: getattr(row, field) for field in _SAME},
+            **dict(zip(_SAME, _VALUES(row), strict=True)),
             rows_per_second=rows,
             bytes_per_second=size,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Row, and_, bindparam, delete, insert, or_, select, update
@@ -45,6 +46,8 @@ _ASKED = ("topic", "columns", "values_from", "values_to", "partition", "joined",
 # fmt: on
 #: Columns that are fields of a table's progress as they are.
 _SAME = tuple(f.name for f in fields(TableProgress) if f.name not in ("table", "original"))
+#: Faster than one by one: a listing has hundreds of rows.
+_VALUES = attrgetter(*_SAME)
 
 #: One row of progress; parameters are those of :func:`_found_by` and :func:`_moving`.
 _UPDATE = update(_table).where(
@@ -675,7 +678,7 @@ def _is(job_id: int, name: TableName) -> ColumnElement[bool]:
 
 
 def _progress(row: Row[Any]) -> TableProgress:
-    same = {field: getattr(row, field) for field in _SAME}
+    same = dict(zip(_SAME, _VALUES(row), strict=True))
     name = TableName(row.source, row.schema, row.name)
     return TableProgress(table=name, original=_original(row), **same)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -108,6 +109,7 @@ def _listed(values: Sequence[str]) -> str:
     return json.dumps(list(values))
 
 
+@lru_cache(maxsize=4096)  # most lists of a listing are as they were
 def _list_of(written: str) -> tuple[str, ...]:
     return tuple(json.loads(written))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from urllib.parse import quote, unquote, urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
@@ -237,6 +238,7 @@ def _without_path(body: str) -> str:
     return f"{place[: start + 1]}{REDACTED}{rest}"
 
 
+@lru_cache(maxsize=1024)  # a listing of hundreds of feeds asks twice for each
 def sink_location(uri: str) -> str:
     """The URI as it may be shown: without passwords, keys and tokens.
 
