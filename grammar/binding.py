@@ -118,6 +118,55 @@ def bind(text: str, values: Sequence[ParameterValue]) -> BoundStatement:
             return replace(bound, statement=parsed)
 
 
+def probe(text: str) -> tuple[BoundStatement, list[ParameterValue]]:
+    """A statement with values that it could have, and these: 1 where only a number can stand, else
+    a text.
+
+    Raises:
+        SyntaxProblem: a parameter stands in a CDC query. If the statement is wrong otherwise, it
+            has some values all the same.
+    """
+    numbers = placeholders(text)
+    values: list[ParameterValue] = ["x"] * max(numbers, default=0)
+    while True:
+        bound = bind(text, values)
+        if bound.statement is not None:
+            return bound, values
+        try:
+            parse(bound.text)
+        except SyntaxProblem as problem:
+            starts = [new.start for _, new in bound.places]
+            at = starts.index(problem.span.start) if problem.span.start in starts else -1
+            if at < 0 or values[numbers[at] - 1] == 1:
+                return bound, values
+            values[numbers[at] - 1] = 1
+
+
+def compared(bound: BoundStatement) -> dict[int, str]:
+    """Of parameters that WHERE of a SHOW compares with a column: the column, by the number."""
+    if not isinstance(bound.statement, nodes.ShowWhere) or bound.statement.where is None:
+        return {}
+    numbers = placeholders(bound.written)
+    number_at = {new.start: n for n, (_, new) in zip(numbers, bound.places, strict=True)}
+    return {
+        number_at[value.span.start]: condition.column
+        for condition in _conditions(bound.statement.where)
+        for value in condition.values
+        if value.span is not None and value.span.start in number_at
+    }
+
+
+def _conditions(test: nodes.Test) -> Iterator[nodes.Condition]:
+    match test:
+        case nodes.Condition():
+            yield test
+        case nodes.Negation():
+            yield from _conditions(test.test)
+        case _:
+            for each in test.tests:
+                yield from _conditions(each)
+
+
 def _check_query(parsed: nodes.Statement, bound: BoundStatement) -> None:
     """Spark reads its strings with escapes of its own: there, a value could become more."""
     made = getattr(parsed, "statement", parsed)

@@ -14,6 +14,8 @@ from changefeed.statements import (
     create,
     dead_letters,
     functions,
+    grants,
+    lineage,
     listing,
     measure,
     pause,
@@ -55,12 +57,30 @@ _COLUMNS: dict[type[nodes.Statement], Sequence[str]] = {
     nodes.ShowChangefeeds: listing.COLUMNS,
     nodes.ShowConnections: connections.CONNECTION_COLUMNS,
     nodes.ShowFunctions: functions.COLUMNS,
+    nodes.ShowCreateAll: ("kind", *show.CREATE_COLUMNS),
+    nodes.ShowCreateChangefeed: show.CREATE_COLUMNS,
+    nodes.ShowCreateConnection: show.CREATE_COLUMNS,
+    nodes.ShowCreateSchedule: show.CREATE_COLUMNS,
+    nodes.ShowGrants: grants.COLUMNS,
+    nodes.ShowJob: show.JOB_COLUMNS,
     nodes.ShowJobs: show.JOB_COLUMNS,
     nodes.ShowNodes: listing.NODE_COLUMNS,
+    nodes.ShowSchedule: schedules.DETAIL_COLUMNS,
     nodes.ShowSchedules: schedules.COLUMNS,
     nodes.ShowTables: connections.TABLE_COLUMNS,
     nodes.ShowUsers: users.COLUMNS,
     nodes.Validate: CHECK_COLUMNS,
+}
+
+
+#: Of SHOW CHANGEFEED, whose feed may be a parameter.
+_ASPECTS: dict[str | None, Sequence[str]] = {
+    None: show.DETAIL_COLUMNS,
+    "tables": show.TABLE_COLUMNS,
+    "errors": show.ERROR_COLUMNS,
+    "events": show.EVENT_COLUMNS,
+    "dead_letters": dead_letters.COLUMNS,
+    "lineage": lineage.COLUMNS,
 }
 
 
@@ -70,6 +90,8 @@ def columns_of(statement: nodes.Statement) -> Sequence[str] | None:
     match statement:
         case nodes.ShowWhere(statement=inner):
             return columns_of(inner)
+        case nodes.ShowChangefeed(aspect=aspect):
+            return _ASPECTS[aspect]
         case nodes.CreateChangefeed() | nodes.CreateDataset():
             return STREAM if statement.sink is None else create.FEED_COLUMNS
         case nodes.AlterUser(options=options):

@@ -12,10 +12,12 @@ from changefeed.api import Interpreter, Session, parsed_statement
 from changefeed.core.errors import ChangefeedError
 from changefeed.pg.columns import STREAM, columns_of
 from changefeed.pg.messages import PgError
-from changefeed.pg.values import INT8, PgColumn, Value, stored
+from changefeed.pg.values import INT8, TIMESTAMPTZ, PgColumn, Value, stored
 from changefeed.pg.variables import Variables
+from changefeed.statements.values import PLAIN_INTEGERS
 from grammar import nodes
-from grammar.binding import ParameterValue, placeholders, substituted
+from grammar.binding import ParameterValue, compared, placeholders, probe, substituted
+from grammar.problems import SyntaxProblem
 from grammar.split import blank_comments, split
 
 T = TypeVar("T")
@@ -140,6 +142,9 @@ class PgSession:
 
             found = parameter_types(_marked(text))
             types = [each or found.get(number, 0) for number, each in enumerate(types, 1)]
+        elif kind == "language" and 0 in types:
+            found = _language_types(text)
+            types = [each or found.get(number, 0) for number, each in enumerate(types, 1)]
         return PgStatement(text, start, kind, tuple(types), copies)
 
     def columns(
@@ -162,12 +167,17 @@ class PgSession:
             answer = self._guarded(prepared, lambda: self._select(prepared, nothing))
             answer.close()
             return answer.columns
-        return self._guarded(prepared, lambda: self._language_columns(prepared, nothing))
+        return self._guarded(prepared, lambda: self._language_columns(prepared, values))
 
     def _language_columns(
-        self, prepared: PgStatement, values: Sequence[Value]
+        self, prepared: PgStatement, values: Sequence[Value] | None
     ) -> Sequence[PgColumn] | None:
-        parsed = parsed_statement(prepared.text, _given(values))
+        try:
+            # Without its values it is described with some that could be there.
+            given = probe(prepared.text)[1] if values is None else _given(values)
+        except SyntaxProblem:
+            given = _given(values or [])
+        parsed = parsed_statement(prepared.text, given)
         names = columns_of(parsed)
         if names is None and isinstance(parsed, nodes.Inquiry):
             names = self._interpreter.execute(parsed, self.session).columns
@@ -299,6 +309,23 @@ def _first_three(stream: Iterator[Any]) -> Iterator[Sequence[Value]]:
         if close is not None:
             # Taking the feed down: its job is gone when this returns.
             close()
+
+
+def _language_types(text: str) -> dict[int, int]:
+    """Types of parameters of a statement, by their number; others are texts.
+
+    A size or a duration is a text: the language takes '5m' for it.
+    """
+    try:
+        bound, values = probe(text)
+    except SyntaxProblem:
+        return {}  # as the statement says when it runs
+    found = {number: INT8 for number, value in enumerate(values, 1) if value == 1}
+    for number, column in compared(bound).items():
+        oid = PgColumn.named(column).oid
+        if oid == TIMESTAMPTZ or column in PLAIN_INTEGERS:
+            found[number] = oid
+    return found
 
 
 def _words(statement: nodes.Statement) -> str:

@@ -47,6 +47,10 @@ COLUMNS = (
     "job_status",
     "error",
 )
+DETAIL_COLUMNS = (
+    *COLUMNS,
+    *("on_execution_failure", "on_previous_running", "created", "changefeed_stmt"),
+)
 MADE_COLUMNS = ("schedule_id", "name", "first_run", "recurring")
 
 #: How many times EXPLAIN and VALIDATE name.
@@ -329,14 +333,14 @@ def show_schedules(statement: nodes.ShowSchedules, context: Context) -> Result:
 def show_schedule(statement: nodes.ShowSchedule, context: Context) -> Result:
     """SHOW SCHEDULE s: all about one."""
     schedule = find_schedule(statement.schedule, context)
-    detail: dict[str, Cell] = {
-        **dict(zip(COLUMNS, _row(schedule, context), strict=True)),
-        "on_execution_failure": schedule.on_failure,
-        "on_previous_running": schedule.on_running,
-        "created": date(schedule.created),
-        "changefeed_stmt": _feed_sql(schedule),
-    }
-    return Result(columns=tuple(detail), rows=[tuple(detail.values())], vertical=True)
+    row = (
+        *_row(schedule, context),
+        schedule.on_failure,
+        schedule.on_running,
+        date(schedule.created),
+        _feed_sql(schedule),
+    )
+    return Result(columns=DETAIL_COLUMNS, rows=[row], vertical=True)
 
 
 def _row(schedule: Schedule, context: Context) -> tuple[Cell, ...]:

@@ -61,6 +61,12 @@ TABLE_COLUMNS = (
 )
 ERROR_COLUMNS = ("time", "kind", "code", "table", "problem", "hint", "times", "last")
 EVENT_COLUMNS = ("time", "kind", "table", "event", "code", "times", "last")
+DETAIL_COLUMNS = (
+    *listing.COLUMNS,
+    *("hint", "wanted", "scan_progress", "slo", "proved", "table_states"),
+    *("emitted_rows", "emitted_bytes", "last_spark_job", "targets", "files", "options"),
+    *("cursor", "end_time", "source_holds", "source_error", "stays", "generation"),
+)
 JOB_COLUMNS = (
     "job_id",
     "name",

@@ -255,7 +255,7 @@ class _SyncWait:
         return ChangefeedError(
             Code.TIMED_OUT,
             f'changefeed "{job.name}" did not catch up within {duration_text(self.seconds)}: '
-            f"{far}, and {shown.status}",
+            f"{far} ({shown.status})",
             detail=job.error or error or job.reason,
             hint=hint,
             span=to_span(self.statement.feed.span),

@@ -77,11 +77,11 @@ class ColumnKind(StrEnum):
     LIST = "list"
 
 
+#: Columns of whole numbers that are no sizes, which a condition takes as '5 MB', too.
+PLAIN_INTEGERS = ("job_id", "schedule_id", "pid", "times", "generation", "max_feeds")
 #: Columns of listings that hold something else than text, by name: the same in every listing.
 COLUMN_KINDS: dict[str, ColumnKind] = {
-    **dict.fromkeys(
-        ("job_id", "schedule_id", "pid", "times", "generation", "max_feeds"), ColumnKind.INTEGER
-    ),
+    **dict.fromkeys(PLAIN_INTEGERS, ColumnKind.INTEGER),
     **dict.fromkeys(("emitted_rows", "emitted_bytes", "rows", "size", "bytes"), ColumnKind.INTEGER),
     **dict.fromkeys(
         ("lag", "rows_per_second", "bytes_per_second", "waited", "seconds"), ColumnKind.NUMBER

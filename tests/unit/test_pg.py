@@ -36,6 +36,7 @@ from changefeed.pg.columns import columns_of
 from changefeed.pg.server import PgServer
 from changefeed.pg.values import TYPES, stored
 from changefeed.pg.views import VIEWS
+from changefeed.statements.show import DETAIL_COLUMNS
 from grammar.parser import parse
 from tests.golden.world import World
 from tests.helpers.waiting import until
@@ -420,6 +421,49 @@ def test_asyncpg_reads_with_typed_parameters(world: World, closed_door: PgServer
         await pool.close()
 
     asyncio.run(work())
+
+
+#: Statements with the parameters that a driver sends by the types which it is given.
+BOUND: list[tuple[str, list[object]]] = [
+    ("SHOW CHANGEFEEDS LIMIT $1", [1]),
+    ("SHOW CHANGEFEEDS WHERE name = $1 AND job_id IN ($2, $3)", ["f", 1, 2]),
+    ("SHOW CHANGEFEEDS WHERE created < $1 OR lag > $2", [datetime(2200, 1, 1, tzinfo=UTC), "5m"]),
+    ("SHOW CHANGEFEED $1", ["f"]),
+    ("SHOW CHANGEFEED $1 TABLES", ["f"]),
+    ("SHOW CHANGEFEED $1 EVENTS LIMIT $2", ["f", 3]),
+    ("SHOW CREATE CHANGEFEED $1", ["f"]),
+    ("SHOW JOB $1", [1]),
+    ("PAUSE JOB $1", [1]),
+    ("RESUME CHANGEFEED $1", ["f"]),
+    ("CREATE CHANGEFEED $1 FOR orders INTO $2 WITH resolved = $3", ["h", "null://", "7s"]),
+    ("ALTER CHANGEFEED $1 SET resolved = $2", ["h", "9s"]),
+    ("ALTER CHANGEFEED $1 RENAME TO $2", ["h", "i"]),
+    ("DROP CHANGEFEED $1", ["i"]),
+]
+
+
+def test_asyncpg_gives_statements_parameters_of_their_types(
+    world: World, open_door: PgServer
+) -> None:
+    host, _, port = open_door.address.rpartition(":")
+
+    async def work() -> list[list[asyncpg.Record]]:
+        client = await asyncpg.connect(host=host, port=int(port), user="ann", database="x")
+        try:
+            found = [await client.fetch(query, *values) for query, values in BOUND]
+            with pytest.raises(asyncpg.PostgresError, match='changefeed "nothing" does not exist'):
+                await client.fetch("SHOW CHANGEFEED $1 TABLES", "nothing")
+            with pytest.raises(asyncpg.PostgresError, match="cannot stand in the SELECT"):
+                query = "CREATE CHANGEFEED INTO 'null://' AS SELECT id FROM orders WHERE id = $1"
+                await client.fetch(query, "1")
+        finally:
+            await client.close()
+        return found
+
+    found = asyncio.run(work())
+    assert [len(rows) for rows in found[:8]] == [1, 1, 1, 1, 2, 2, 1, 1]
+    assert found[3][0]["name"] == "f" and tuple(found[3][0].keys()) == DETAIL_COLUMNS
+    assert "i" not in world.interpreter.feeds()
 
 
 # -------------------------------------------------------------------------------- who may
