@@ -19,6 +19,11 @@ _VALUES = re.compile(
     r"MALFORMED_RECORD_IN_PARSING[\w.]*|DATETIME_OVERFLOW|CONVERSION_INVALID_INPUT|"
     r"ARITHMETIC_OVERFLOW|CANNOT_PARSE_TIMESTAMP|INVALID_\w*DATETIME\w*)"
 )
+#: A row breaks a CHECK, or has NULL in a column that takes none.
+_CONSTRAINTS = re.compile(
+    r"DELTA_VIOLATE_CONSTRAINT\w*|DELTA_NOT_NULL_CONSTRAINT_VIOLATED|NOT_NULL_ASSERT_VIOLATION|"
+    r"InvariantViolationException"
+)
 #: Somebody else wrote to the table at the same time.
 _BUSY = re.compile(
     r"ConcurrentModification|ConcurrentAppend|ConcurrentDelete|ConcurrentWrite|"
@@ -75,6 +80,14 @@ def explained(
             f"a value of {what} does not fit the type of its column",
             detail=f"{about}: {value[1]}",
             hint=BEYOND,
+            about_row=True,
+        )
+    if _CONSTRAINTS.search(text):
+        return ChangefeedError(
+            Code.SINK_CANNOT_TAKE_TABLE,
+            f"a row breaks a constraint of table {name}",
+            detail=about,
+            hint="change the row at the source, or drop the constraint; then RESUME.",
             about_row=True,
         )
     if _BUSY.search(text):

@@ -174,6 +174,21 @@ def test_a_value_without_a_place_stops_the_table_and_is_not_told(bench: Bench) -
 
 
 @pytest.mark.extended
+@pytest.mark.parametrize("kind", ["delta"])  # Iceberg has no constraints
+@pytest.mark.parametrize("options", [{}, {"deletes": "soft"}])
+def test_a_constraint_of_the_table_is_about_a_row(bench: Bench) -> None:
+    schema = schema_of(("text", "string"))
+    bench.round(schema, 1000, ("c", (1, "x")))
+    bench.lake.query("ALTER TABLE {t} ADD CONSTRAINT word CHECK (v0 <> 'secret-value')")
+    with pytest.raises(ChangefeedError) as raised:
+        bench.round(schema, 2000, ("c", (2, "y")), ("c", (3, "secret-value")))
+    error = raised.value
+    assert (error.code.number, error.about_row, error.target) == ("CF5006", True, "t")
+    assert "secret-value" not in str(error.fields())
+    assert bench.lake.query("select id from {t}") == [(1,)]
+
+
+@pytest.mark.extended
 @pytest.mark.parametrize("options", [{"partition_by": "v0", "optimize": 0.001, "expire": 0.001}])
 def test_partitions_notes_resolved_and_upkeep(bench: Bench, kind: str) -> None:
     schema = schema_of(("text", "string"))

@@ -88,6 +88,9 @@ class Twice:
         return pa.Table.from_pylist(rows, schema=piece.schema.log_schema())
 
 
+REFUSED_ROW = 3
+
+
 class EveryRow:
     """A CDC query that selects everything."""
 
@@ -841,6 +844,48 @@ def test_a_target_that_cannot_follow_a_change(bench: Bench, code: str, alone: bo
         bench.deliver((9, [rows_of(A, 7), changed(A, 8), rows_of(A, 9)]))
     assert isinstance(caught.value, TableError) is alone
     assert bench.done(A) == [79], "what was before the change is committed"
+
+
+class Refusing(FakeSinkSession):
+    """Its sink refuses the row of the instant 3, and knows it beforehand."""
+
+    def examine(self, batch: Batch) -> None:
+        if REFUSED_ROW in batch.rows["a0"].to_pylist():
+            raise ChangefeedError("CF5006", "refused", about_row=True)
+
+    def write(self, batch: Batch) -> Receipt:
+        self.examine(batch)
+        return super().write(batch)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_row_that_is_refused_costs_no_delivery_of_halves(tmp_path: Path, keeps: bool) -> None:
+    """Its letter is durable before a row behind it is: a sink then knows all up to that one as
+    applied, and after a crash would never see the refused row again."""
+    catalog = Catalog.open(str(tmp_path))
+    bench = Bench(catalog, "delta:///lake", on_row_error="dead_letter" if keeps else "stop")
+    session = bench.sink_session = Refusing()
+    keep = bench.feed.refuse_row
+
+    def refuse_row(
+        schema: TableSchema, row: pa.Table, error: ChangefeedError, delivered: int = 0
+    ) -> None:
+        session.done.append(("refused", row["a0"].to_pylist(), delivered))
+        keep(schema, row, error, delivered)
+
+    bench.feed.refuse_row = refuse_row  # type: ignore[method-assign]
+    again = [(5, [rows_of(A, 2, 3, 4, 5)])] * 2
+    if keeps:
+        bench.deliver(*again)
+        assert [x.key for x in catalog.dead_letters(bench.feed.job.id)] == ["[3]"]
+    else:
+        with pytest.raises(TableError, match="refused"):
+            bench.deliver(*again)
+    catalog.close()
+    done = [(step[0], step[-1]) for step in session.done if step[0] in ("write", "refused")]
+    kept = [("refused", 3), ("write", [2, 4, 5])]
+    assert done == (kept if keeps else [("write", [2]), ("refused", 0)])
+    assert [step[1] for step in session.done if step[0] == "commit"] == [3 if keeps else 1]
 
 
 @pytest.mark.parametrize(
