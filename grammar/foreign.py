@@ -159,7 +159,6 @@ _STATEMENTS = tuple(
         (r"DESC(RIBE)?\b", "\\d table shows the columns of a table"),
         (r"SHOW STATUS\b", "write SHOW CHANGEFEEDS"),
         (r"SHOW COLUMNS\b", "\\d table shows the columns of a table"),
-        (r"EXPLAIN ALTER\b", "write VALIDATE ALTER CHANGEFEED, which stores nothing either"),
         (
             r"EXPLAIN (CANCEL|DROP|PAUSE|RESUME|SHOW|SYNC|VERIFY)\b",
             "EXPLAIN shows what CREATE CHANGEFEED would do; this statement has no plan",

@@ -758,9 +758,9 @@ class ShowJob(Inquiry):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Explain(Inquiry):
-    """``EXPLAIN CREATE CHANGEFEED ..`` or ``CREATE SCHEDULE``; creates nothing."""
+    """``EXPLAIN`` of a statement that makes or alters something; changes nothing."""
 
-    statement: CreateChangefeed | CreateDataset | CreateCdc | CreateSchedule
+    statement: CreateChangefeed | CreateDataset | CreateCdc | CreateSchedule | AlterChangefeed
     span: Span | None = _span()
 
 

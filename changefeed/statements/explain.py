@@ -15,6 +15,7 @@ from changefeed.plan.alter import plan_alter
 from changefeed.plan.build import check_create, check_living, distinct, plan_create
 from changefeed.plan.check import COLUMNS as CHECK_COLUMNS
 from changefeed.plan.check import CONNECTION, problem_rows
+from changefeed.plan.context import PlanContext
 from changefeed.plan.names import choose_source
 from changefeed.plan.replace import replacement
 from changefeed.plan.stages import EXPLAIN_COLUMNS, FeedPlan, explain_rows
@@ -44,13 +45,17 @@ def _plain(
 
 @handles(nodes.Explain)
 def explain(statement: nodes.Explain, context: Context) -> Result:
-    """EXPLAIN CREATE CHANGEFEED or SCHEDULE: the stages; creates nothing."""
-    if isinstance(statement.statement, nodes.CreateSchedule):
-        return _explain_schedule(statement.statement, context)
-    job = _replaced(statement.statement, context)
+    """EXPLAIN CREATE CHANGEFEED or SCHEDULE: the stages; of an ALTER, and of CREATE OR REPLACE of
+    what is there, what changes. Creates and changes nothing."""
+    asked = statement.statement
+    if isinstance(asked, nodes.CreateSchedule):
+        return _explain_schedule(asked, context)
+    if isinstance(asked, nodes.AlterChangefeed):
+        return _explain_alter(asked, context)
+    job = _replaced(asked, context)
     if job is not None:
-        return _explain_replacement(_of_feed(statement.statement, context), job, context)
-    plain, dataset = _plain(statement.statement, context)
+        return _explain_replacement(_of_feed(asked, context), job, context)
+    plain, dataset = _plain(asked, context)
     given = None if dataset is None else dataset.connection
     plan = plan_create(plain, replace(context.surroundings(), given=given))
     rows: list[tuple[Cell, ...]] = [*explain_rows(plan)]
@@ -103,17 +108,35 @@ def _explain_replacement(statement: nodes.CreateChangefeed, job: Job, context: C
     around = context.surroundings(making=True, of=job)
     alteration = replacement(statement, job, around)
     if alteration is None:
-        same = f'changefeed "{job.name}" is as the statement says'
-        return Result("rows", EXPLAIN_COLUMNS, [("nothing", same)])
+        return _as_it_is(job)
+    return _alteration(alteration, job, around)
+
+
+def _explain_alter(asked: nodes.AlterChangefeed, context: Context) -> Result:
+    known, skipped = context.existing((asked.feed,), asked.if_exists)
+    if not known:
+        return Result("rows", EXPLAIN_COLUMNS, [("nothing", skipped[0])])
+    job = context.job(asked.feed)
+    return _alteration(asked, job, context.surroundings(of=job))
+
+
+def _alteration(alteration: nodes.AlterChangefeed, job: Job, around: PlanContext) -> Result:
+    """A row for each part of an ALTER."""
     plan = plan_alter(alteration, job, around)
     rows: list[tuple[Cell, ...]] = []
     rows += [("drop", target) for target in job.targets if target not in plan.targets]
     rows += [("add", target) for target in plan.targets if target not in job.targets]
     rows += [("change", text) for text in changes(job, plan)]
     scanned = [stage.schema.table for stage in plan.add if stage.progress.scan_wanted]
+    scanned += plan.rescan
     rows += [("scan", str(table)) for table in scanned]
     rows += [("leave", str(table)) for table in plan.drop if table not in scanned]
-    return Result("rows", EXPLAIN_COLUMNS, rows, list(plan.notices))
+    return Result("rows", EXPLAIN_COLUMNS, rows, list(plan.notices)) if rows else _as_it_is(job)
+
+
+def _as_it_is(job: Job) -> Result:
+    same = f'changefeed "{job.name}" is as the statement says'
+    return Result("rows", EXPLAIN_COLUMNS, [("nothing", same)])
 
 
 @handles(nodes.Validate)

@@ -143,6 +143,7 @@ actions = st.one_of(
     st.builds(nodes.AlterRescan, tuples(qualified(3), least=0)),
     st.builds(nodes.AlterFilter, st.sampled_from(nodes.Filter), tuples(patterns, least=0)),
 )
+alterations = st.builds(nodes.AlterChangefeed, refs, tuples(actions), st.booleans())
 conditions: st.SearchStrategy[nodes.Test] = st.recursive(
     st.one_of(
         st.builds(
@@ -197,7 +198,8 @@ statements: st.SearchStrategy[nodes.Statement] = st.one_of(
     functions,
     st.builds(nodes.DropFunction, words_plain, st.booleans()),
     st.builds(nodes.DropCdc, qualified(3), st.booleans()),
-    st.builds(nodes.AlterChangefeed, refs, tuples(actions), st.booleans()),
+    alterations,
+    st.builds(nodes.Explain, alterations),
     st.builds(nodes.RenameChangefeed, refs, names, st.booleans()),
     st.builds(nodes.ChangeOwner, refs, names, st.booleans()),
     st.just(nodes.PauseChangefeed(())),
