@@ -41,6 +41,7 @@ from changefeed.sources.base import DEFAULT_PART_BYTES, Source
 from changefeed.verify.changes import changed_since
 from changefeed.verify.keys import repair_of, row_key
 from changefeed.verify.source_rows import SourceRows
+from changefeed.verify.unfit import UnfitRows
 from sinks import registry
 from sinks.base import Difference, SinkContext, SparkAccess, Target
 
@@ -270,7 +271,10 @@ class TableVerifier:
         try:
             rows = SourceRows(schema, plan, self._query, sink.capabilities.takes_rows)
             read = self._rows(table, rows, part)
-            found = sink.compare(context, target, rows.seen, read, LIMIT + 1)
+            unfit = UnfitRows(sink, self._job.name, target, rows.seen, LIMIT + 1)
+            if sink.capabilities.takes_rows:
+                read = unfit.but_these(read)
+            found = unfit.among(sink.compare(context, target, rows.seen, read, LIMIT + 1))
         finally:
             sink.close()
         # What was deleted at the source stays in a target that is told of no deletes.

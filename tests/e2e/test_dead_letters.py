@@ -412,6 +412,16 @@ def keeps_dates_before_christ(feeds: Feeds, postgres: Database, uri: str) -> Non
     feeds.sync("f")
     assert [x["key"] for x in letters(feeds)] == ["[3]", "[17]", "[50]"]
     assert {x["code"] for x in letters(feeds)} == {"CF5006"}
+    # 17 is in neither, and of 1 the target has an older version.
+    postgres.execute("update old set d = '0044-03-15 BC' where a = 1")
+    feeds.sync("f")
+    kept = {x["key"]: x["letter"] for x in letters(feeds)}
+    answer = feeds.execute("VERIFY CHANGEFEED f")
+    assert {row[1]: row[2] for row in answer.rows} == {
+        "[1]": f"changed (dead letter {kept['[1]']})",
+        "[3]": f"missing (dead letter {kept['[3]']})",
+        "[50]": f"missing (dead letter {kept['[50]']})",
+    }
     postgres.execute("update old set d = now() where d < '0001-01-01'")
     feeds.execute("RETRY CHANGEFEED f DEAD LETTERS")
     feeds.sync("f")
@@ -560,6 +570,12 @@ def test_a_value_that_a_lake_cannot_hold(
         assert _now(lake, "{soft} where not " + merge.DELETED[kind]) == expected
         assert _now(lake, "{past} where _is_current") == expected
         assert len(lake.query("select a from {every}")) == 37 + 4
+        # What only Spark finds it cannot compare.
+        postgres.execute("update t set at = null where a = 53")
+        feeds.sync("soft")
+        verified = feeds.execute("VERIFY CHANGEFEED soft").rows
+        kinds = {row[1]: str(row[2]).partition(" (dead letter ")[0] for row in verified}
+        assert kinds == {"[1]": "changed"} | dict.fromkeys(("[3]", "[20]", "[51]"), "missing")
         # Mended at the source, the rows come as changes; RETRY asks what is left, and it is good.
         postgres.execute("update t set n = 0 where n = 'NaN'; update t set at = null")
         for name in ways:
