@@ -48,6 +48,7 @@ class DatabaseSink(TableSink):
         features=frozenset({Feature.MERGED_TABLES, Feature.EXISTING_TARGETS}),
         evolves=True,
         ends_scans=True,
+        continues_scans=True,
     )
 
     #: Rows and bytes gathered before they are loaded.
@@ -136,6 +137,12 @@ class DatabaseSink(TableSink):
         """See :meth:`sinks.base.Sink.end_scan`."""
         with self.resting():
             super().end_scan(target, schema, at)
+
+    def holds_target(self, target: Target) -> bool:
+        """Whether the table is there (:meth:`sinks.base.Sink.holds_target`)."""
+        with self.resting():
+            self._tables.connect()
+            return bool(self._tables.present(target.topic))
 
     # ------------------------------------------------------------- every store
 

@@ -85,7 +85,6 @@ class WarehouseSink(DatabaseSink):
         | {Feature.HISTORY, Feature.COMPARISON, Feature.DEAD_LETTERS},
         compares_parts=True,
         repairs=True,
-        continues_scans=True,
     )
     #: How the feed's tables are found and made.
     tables: ClassVar[type[SQLTables]] = SQLTables
@@ -248,12 +247,6 @@ class WarehouseSink(DatabaseSink):
             self._tables.define(gone, target.topic)
             if self._policy.drop:
                 self._tables.run([SqlStatement(table.applied.forget(), target.topic)])
-
-    def holds_target(self, target: Target) -> bool:
-        """Whether the table is there (:meth:`sinks.base.Sink.holds_target`)."""
-        with self.resting():
-            self._tables.connect()
-            return bool(self._tables.present(target.topic))
 
     def begin_scan(
         self, target: Target, schema: TableSchema, version: int, *, after: int | None

@@ -96,6 +96,19 @@ def test_merges(case: MergeCase, harness: SpannerHarness) -> None:
         pytest.skip(f"never: {reason}")
 
 
+class WithoutVersion(SpannerHarness):
+    """Versions of rows are in a table beside the target."""
+
+    def sink(self, options: Mapping[str, object] | None = None) -> Sink:
+        return super().sink({**(options or {}), "sequence_column": "none"})
+
+
+def test_a_scan_goes_on_whose_versions_are_beside(spanner: SpannerServer, tmp_path: Path) -> None:
+    case = next(case for case in MERGE_CASES if case.name == "goes_on_with_scans")
+    with spanner.database() as name:
+        assert run_merge_case(case, WithoutVersion(spanner, name, tmp_path)) == ""
+
+
 def test_late_run(harness: SpannerHarness) -> None:
     late_run(harness)
 

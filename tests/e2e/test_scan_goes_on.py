@@ -149,6 +149,15 @@ def test_a_scan_of_postgresql_goes_on(
     assert truth_of(postgres.execute("select id, v, b from copy.t")) == truth
 
 
+def fill_mysql(execute: Execute) -> None:
+    """Make the table."""
+    execute("create table t (id int primary key, v int, b varchar(500))")
+    for first in range(1, ROWS, 4_000):
+        rows = (f"({i}, {i}, repeat('{i:032}', 15))" for i in range(first, first + 4_000))
+        execute(f"insert into t values {', '.join(rows)}")
+    execute("analyze table t")
+
+
 @pytest.mark.parametrize(
     "binlog_server", ["mariadb", pytest.param("mysql8", marks=pytest.mark.extended)], indirect=True
 )
@@ -160,11 +169,7 @@ def test_a_scan_of_mysql_goes_on(
         def execute(sql: str) -> list[tuple[object, ...]]:
             return binlog_server.run(sql, database=database)
 
-        execute("create table t (id int primary key, v int, b varchar(500))")
-        for first in range(1, ROWS, 4_000):
-            rows = (f"({i}, {i}, repeat('{i:032}', 15))" for i in range(first, first + 4_000))
-            execute(f"insert into t values {', '.join(rows)}")
-        execute("analyze table t")
+        fill_mysql(execute)
         service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{binlog_server.uri(database)}'")
         service.execute(
             f"CREATE CHANGEFEED files FOR t INTO 'file://{tmp_path / 'files'}'"
@@ -298,6 +303,45 @@ def test_a_scan_into_a_lake_goes_on(
         assert more <= ROWS * 0.55 + WRITTEN
         service.sync("f")
     truth = truth_of(postgres.execute("select id, v, b from t"))
+    copy = Lake(spark_engine, uri).query("select id, v, b from {t}")
+    assert len(copy) == len(truth), "no row is there twice"
+    assert truth_of(copy) == truth
+
+
+@pytest.mark.extended
+@pytest.mark.spark
+@pytest.mark.parametrize("binlog_server", ["mariadb"], indirect=True)
+def test_a_scan_of_mysql_into_a_lake_goes_on(
+    binlog_server: BinlogServer, tmp_path: Path, spark_engine: NodeSpark
+) -> None:
+    """A worker of Spark holds the snapshot, and reads for one commit after the other."""
+    uri = f"delta://{tmp_path}/lake"
+    flags = ("--master", "local[2]", *BY_SPARK[2:])
+    with (
+        binlog_server.database() as database,
+        closing(Service(tmp_path / "state", flags, EngineOption.SPARK)) as service,
+    ):
+
+        def execute(sql: str) -> list[tuple[object, ...]]:
+            return binlog_server.run(sql, database=database)
+
+        fill_mysql(execute)
+        service.execute(f"CREATE EXTERNAL CONNECTION shop AS '{binlog_server.uri(database)}'")
+        service.execute(f"CREATE CHANGEFEED f FOR t INTO '{uri}'")
+        service.start()
+        until(lambda: progress(service, "f").scan_rows >= ROWS / 2, "half of it is read")
+        service.kill()
+        left = progress(service, "f")
+        change(execute)
+        service.start()
+        service.sync("f")
+        said = service.layout.node_log.read_text()
+        assert said.count(".t as a Spark job") == 2, service.last_words()
+        assert left.state is TableState.SCANNING and left.unread is not None
+        more = progress(service, "f").scan_rows - left.unread.rows
+        print(f"of {ROWS} rows {left.scan_rows} were read, {left.unread.rows} durable; then {more}")
+        assert more <= ROWS * 0.55
+        truth = truth_of(execute("select id, v, b from t"))
     copy = Lake(spark_engine, uri).query("select id, v, b from {t}")
     assert len(copy) == len(truth), "no row is there twice"
     assert truth_of(copy) == truth
