@@ -130,10 +130,8 @@ class DeltaTable(LakeTable):
     def noted(self, notes: Mapping[str, str], applied: AppliedVersion | None) -> dict[str, str]:
         settings = {"spark.databricks.delta.commitInfo.userMetadata": as_json(notes)}
         if applied is not None:
-            part = applied.seq is not None
-            application = f"{APPLICATION}:{applied.version}" if part else APPLICATION
-            number = str(applied.seq if part else applied.version)
-            settings |= zip(TRANSACTION, (application, number), strict=True)
+            application, number = application_of(applied)
+            settings |= zip(TRANSACTION, (application, str(number)), strict=True)
         return settings
 
     def replace(self, query: str) -> None:
@@ -169,6 +167,13 @@ class DeltaTable(LakeTable):
         self.session.sql(
             f"ALTER TABLE {self.ident} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')"
         )
+
+
+def application_of(applied: AppliedVersion) -> tuple[str, int]:
+    """The transaction identifier of a commit that makes a table complete to there."""
+    if applied.seq is None:
+        return APPLICATION, applied.version
+    return f"{APPLICATION}:{applied.version}", applied.seq
 
 
 class _ByStatements:

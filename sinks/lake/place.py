@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from changefeed.core.errors import ChangefeedError, Code
@@ -86,6 +87,11 @@ class LakePlace:
     namespace: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     packs: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of this machine that Delta's tables are in; None: they are elsewhere."""
+        return Path(self.root) if self.format == "delta" and self.root.startswith("/") else None
 
     @property
     def shown(self) -> str:

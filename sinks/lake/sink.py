@@ -31,6 +31,7 @@ from changefeed.spark.internals.sessions import (
     active,
     another_session,
     in_pool,
+    is_classic,
     with_settings,
 )
 from sinks.base import (
@@ -49,6 +50,7 @@ from sinks.lake import delta, iceberg, merge, rounds
 from sinks.lake.compare import LakeComparison, staged_source
 from sinks.lake.failure import explained
 from sinks.lake.place import LakeSettings, place_of
+from sinks.lake.small.rounds import CommitNotes, SmallLimits, SmallRounds
 from sinks.lake.staging import (
     OPERATION,
     VERSION,
@@ -59,7 +61,7 @@ from sinks.lake.staging import (
     stage,
     staged_table,
 )
-from sinks.lake.table import OWNER, LakeTable, reach
+from sinks.lake.table import OWNER, LakeTable, as_json, notes_of, reach
 from sinks.lake.upkeep import Upkeep
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.pace import ShorterPace
@@ -124,6 +126,8 @@ class LakeSink(TableSink):
     #: See :data:`sinks.lake.iceberg.SPREAD_ROWS` and ``FILTERED_BYTES``.
     spread_rows: int = iceberg.SPREAD_ROWS
     filtered_bytes: int = iceberg.FILTERED_BYTES
+    #: Of Delta tables: which rounds need no job of Spark.
+    small: SmallLimits = SmallLimits()
 
     def __init__(self, uri: str, options: Mapping[str, object] | None = None) -> None:
         """Check the URI and the options; nothing is connected.
@@ -140,6 +144,7 @@ class LakeSink(TableSink):
         self._session: SparkSession | None = None
         self._base: SparkSession | None = None
         self._targets: dict[str, LakeTarget] = {}
+        self._few: dict[str, SmallRounds] = {}
         self._staged: dict[str, StagedFile] = {}
         self._numbers = itertools.count(1)
         self._upkeep = Upkeep(_seconds(self._options, OPTIMIZE), _seconds(self._options, EXPIRE))
@@ -283,6 +288,8 @@ class LakeSink(TableSink):
     def close(self) -> None:
         """Forget the session and what is staged."""
         self._session = self._base = None
+        for topic in list(self._few):
+            self._forget(topic)
         self._targets.clear()
         _remove(self._staged)
         self._staged.clear()
@@ -299,7 +306,7 @@ class LakeSink(TableSink):
                 lake.evolve(event)
                 lake.ensure(event.new, owner)
                 lake.set_shape(*place)
-            known.forget()
+            self._forget(target.topic)
 
     def scanned(self, target: Target, schema: TableSchema) -> int:
         if self._policy.removal is not Removal.RECORD:
@@ -346,7 +353,7 @@ class LakeSink(TableSink):
             own = Owner.of(self._opened, target)
             if known.table.exists() and any(mark.same(own) for mark in known.table.marks()):
                 known.table.drop()
-            known.forget()
+            self._forget(target.topic)
 
     def write_scan(
         self, rows: DataFrame, epoch: Epoch, target: Target, schema: TableSchema
@@ -395,29 +402,94 @@ class LakeSink(TableSink):
         """One commit of one table; ``part``: there are more of this round."""
         target, schema = files[0].target, files[0].schema
         files = settled(files, self._policy.mode(schema))
+        if files[0].scan:
+            with self._read(files, "scan") as (known, frame):
+                self._load(known, frame, epoch, schema, files)
+            return
+        last = reduce(AppliedVersion.latest, (file.last for file in files))
+        # A transaction that alters its table in its middle is cut there.
+        whole = not part and epoch.upto.version >= last.version
+        applied = AppliedVersion(epoch.upto.version) if whole else last
+        upto = epoch.upto if whole else None
+        if not self._commit_few(files, upto, applied):
+            with self._read(files, "round") as (known, frame):
+                with known.table.commit_notes(self._opened.feed, upto, applied):
+                    rounds.apply(known.table, frame, schema, files)
+                known.floor = applied
+        if self._upkeep.due(target.topic):
+            with self._writing("upkeep", target, schema) as known:
+                self._upkeep.after_commit(known.table)
+
+    @contextmanager
+    def _read(
+        self, files: Sequence[StagedFile], step: str
+    ) -> Iterator[tuple[LakeTarget, DataFrame]]:
+        """The table of staged files, and their rows in Spark."""
+        target, schema = files[0].target, files[0].schema
         with (
-            self._writing("round", target, schema) as known,
+            self._writing(step, target, schema) as known,
             self._spark.shared([file.path for file in files]) as names,
         ):
-            lake = known.table
-            frame = read(lake.session, files, names)
-            if files[0].scan:
-                self._load(known, frame, epoch, schema)
-                return
-            last = reduce(AppliedVersion.latest, (file.last for file in files))
-            # A transaction that alters its table in its middle is cut there.
-            whole = not part and epoch.upto.version >= last.version
-            applied = AppliedVersion(epoch.upto.version) if whole else last
-            upto = epoch.upto if whole else None
-            with lake.commit_notes(self._opened.feed, upto, applied):
-                rounds.apply(lake, frame, schema, files)
-            self._upkeep.after_commit(lake)
-            known.floor = applied
+            yield known, read(known.table.session, files, names)
 
-    def _load(self, known: LakeTarget, rows: DataFrame, epoch: Epoch, schema: TableSchema) -> None:
-        """Rows of a scan, which may be read more than once."""
+    def _commit_few(
+        self, files: Sequence[StagedFile], upto: Timestamp | None, applied: AppliedVersion | None
+    ) -> bool:
+        """Commit few rows without Spark; false: only Spark can, or should look at the table first.
+        ``applied`` is None for rows of a scan."""
+        target, schema = files[0].target, files[0].schema
+        known, folder = self._targets.get(target.topic), self._place.folder
+        if (
+            folder is None
+            or known is None
+            or known.owner is None
+            or self._policy.mode(schema) is not MergeMode.MERGE
+            or self._policy.soft
+            or any(file.incomplete for file in files)
+            or sum(file.rows for file in files) > self.small.rows
+            or not is_classic(known.table.session)  # its files may be of another machine
+        ):
+            return False
+        few = self._few.get(target.topic)
+        if few is None:
+            few = self._few[target.topic] = SmallRounds(
+                folder / target.topic,
+                self._scratch / "keys",
+                known.owner.text,
+                self._policy.sequence,
+                self.small,
+                self.clock,
+            )
+        notes = as_json(notes_of(self._opened.feed, upto, applied))
+        application = None if applied is None else delta.application_of(applied)
+        if not few.commit(files, schema, CommitNotes(notes, application)):
+            return False
+        known.floor = applied or known.floor
+        return True
+
+    def _forget(self, topic: str) -> None:
+        """Look at a table again; what was known of it may be wrong."""
+        if topic in self._targets:
+            self._targets[topic].forget()
+        self._forget_few(topic)
+
+    def _forget_few(self, topic: str) -> None:
+        if topic in self._few:
+            self._few.pop(topic).close()
+
+    def _load(
+        self,
+        known: LakeTarget,
+        rows: DataFrame,
+        epoch: Epoch,
+        schema: TableSchema,
+        files: Sequence[StagedFile] = (),
+    ) -> None:
+        """Rows of a scan, which may be read more than once; ``files``: they are in these."""
         lake, counts = known.table, self._policy.mode(schema) is MergeMode.COUNT
         fills = self._fills(known, epoch, schema)
+        if files and self._commit_few(files, epoch.upto, None):
+            return
         with lake.commit_notes(self._opened.feed, epoch.upto):
             if counts:
                 rounds.count_scan(lake, rows, schema, first=known.scan != epoch.upto)
@@ -477,10 +549,10 @@ class LakeSink(TableSink):
                 if known.shape != schema.fingerprint():
                     known.table.ensure(schema, owner)
                     known.shape = schema.fingerprint()
+                    self._forget_few(target.topic)
                 yield known
         except BaseException:
-            if target.topic in self._targets:
-                self._targets[target.topic].forget()
+            self._forget(target.topic)
             raise
 
     def _own(self, known: LakeTarget, target: Target, schema: TableSchema) -> Owner:

@@ -274,11 +274,7 @@ class LakeTable(ABC):
             upto: the timestamp of the feed whose state the table has with this commit.
             applied: changes up to there need not come again (a scan says nothing of changes).
         """
-        notes = {FEED: feed}
-        if upto is not None:
-            notes[RESOLVED] = str(upto)
-        if applied is not None:
-            notes[APPLIED] = str(applied)
+        notes = notes_of(feed, upto, applied)
         with self.set_for_now(self.noted(notes, applied)):
             yield
 
@@ -303,6 +299,18 @@ class LakeTable(ABC):
         parts = split_columns(str(option)) if option else []
         names = {name.lower(): name for name in columns}
         return parts if all(column_of(part).lower() in names for part in parts) else []
+
+
+def notes_of(
+    feed: str, upto: Timestamp | None = None, applied: AppliedVersion | None = None
+) -> dict[str, str]:
+    """What a commit says of itself (:meth:`LakeTable.commit_notes`)."""
+    notes = {FEED: feed}
+    if upto is not None:
+        notes[RESOLVED] = str(upto)
+    if applied is not None:
+        notes[APPLIED] = str(applied)
+    return notes
 
 
 def mark_of(owner: Owner) -> dict[str, str]:

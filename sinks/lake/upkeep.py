@@ -37,6 +37,18 @@ class Upkeep:
         self._optimized: dict[str, float] = {}
         self._expired: dict[str, float] = {}
 
+    def due(self, name: str) -> bool:
+        """Whether :meth:`after_commit` has something to do for this table, or has not seen it."""
+        now = self._clock.monotonic()
+        wanted = ((self._optimized, self._optimize), (self._expired, self._expires_every))
+        return any(
+            every is not None and now - last.get(name, -every) >= every for last, every in wanted
+        )
+
+    @property
+    def _expires_every(self) -> float | None:
+        return None if self._expire is None else min(EXPIRE_EVERY, max(self._expire, 1.0))
+
     def after_commit(self, table: LakeTable) -> None:
         """Care for a table that was just written, if it is time. A failure is logged: the data
         is safe, and it is tried again next time."""
@@ -44,11 +56,10 @@ class Upkeep:
         optimized = self._due(self._optimized, table.name, self._optimize, now)
         if optimized:
             self._try(table.optimize, "optimize", table)
-        if self._expire is None:
+        keep = self._expire
+        if keep is None:
             return
-        every = min(EXPIRE_EVERY, max(self._expire, 1.0))
-        if self._due(self._expired, table.name, every, now) or optimized:
-            keep = self._expire
+        if self._due(self._expired, table.name, self._expires_every, now) or optimized:
             self._expired[table.name] = now
             self._try(lambda: table.expire(keep), "expire", table)
 

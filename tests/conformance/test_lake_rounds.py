@@ -20,6 +20,7 @@ from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Epoch, Target
 from sinks.lake import delta_round
 from sinks.lake.place import place_of
+from sinks.lake.small.rounds import SmallLimits
 from sinks.lake.staging import read, stage
 from tests.conformance.test_lake_tables import Bench, schema_of
 from tests.helpers.lake import place_in
@@ -49,7 +50,10 @@ def options() -> dict[str, object]:
 
 @pytest.fixture
 def bench(tmp_path: Path, spark_engine: NodeSpark, options: dict[str, object]) -> Iterator[Bench]:
+    """All rounds are Spark's, also the small ones that the node could write itself
+    (``test_lake_few.py``)."""
     made = Bench(spark_engine, place_in("delta", tmp_path), tmp_path, options)
+    made.sink.small = SmallLimits(rows=0)
     yield made
     made.sink.close()
 

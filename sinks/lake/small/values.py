@@ -1,0 +1,130 @@
+"""Staged values as the values that Spark would write, in Arrow; and their statistics."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changefeed.core.errors import ChangefeedError
+from changefeed.core.schema import Column
+from changefeed.encoding.typed_values import not_numbers, printed, single_floats, typed_values
+from sinks.lake.types import spark_type
+
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)\Z")
+_TYPES = {
+    "long": pa.int64(),
+    "integer": pa.int32(),
+    "short": pa.int16(),
+    "byte": pa.int8(),
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "binary": pa.binary(),
+}
+#: What Delta calls types that have another name in SQL.
+DELTA_NAMES = {"bigint": "long", "int": "integer", "smallint": "short"}
+#: Days and microseconds of 1900 and of 10000. Spark reads older ones by rules that depend on who
+#: wrote them, and refuses the others.
+_DAYS = (-25_567, 2_932_897)
+_MICROS = tuple(days * 86_400_000_000 for days in _DAYS)
+#: Statistics are kept of so many columns (Delta's own default), and of texts that are no longer.
+_WITH_STATISTICS, _LONGEST = 32, 32
+
+
+class NotHere(Exception):
+    """A value or a type that only Spark turns into the table's."""
+
+
+def arrow_type(name: object) -> pa.DataType:
+    """The type of a column, by its name in the table's schema.
+
+    Raises:
+        NotHere
+    """
+    found = _TYPES.get(name) if isinstance(name, str) else None
+    if found is None:
+        decimal = _DECIMAL.match(str(name))
+        if decimal is None:
+            raise NotHere(f"a column of type {name}")
+        found = pa.decimal128(int(decimal[1]), int(decimal[2]))
+    return found
+
+
+def table_values(column: Column, staged: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Staged values of a column as values of the table's type.
+
+    Raises:
+        NotHere: one does not fit, or Spark has rules of its own for it.
+    """
+    try:
+        return _typed(column, staged).cast(kind)
+    except (ChangefeedError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as failure:
+        raise NotHere(f"a value of column {column.name}") from failure
+
+
+def _typed(column: Column, staged: pa.Array) -> pa.Array:
+    of, name = column.logical, column.name
+    wanted = spark_type(of)
+    if wanted == "string":
+        return printed(of, staged)
+    if wanted.startswith("array"):
+        raise NotHere("an array")
+    if wanted == "float":
+        return single_floats(staged, name)
+    if wanted.startswith("decimal") and not_numbers(staged) is not None:
+        raise NotHere("a decimal that is no number")
+    found = typed_values(of, staged, name)
+    if wanted == "date":
+        return _within(found, _DAYS).cast(pa.int32()).cast(pa.date32())
+    if wanted in ("timestamp", "timestamp_ntz"):
+        zone = "UTC" if wanted == "timestamp" else None
+        return _within(found, _MICROS).cast(pa.timestamp("us", tz=zone))
+    return found
+
+
+def _within(numbers: pa.Array, bounds: tuple[int, ...]) -> pa.Array:
+    found = pc.min_max(numbers).as_py()
+    if found["min"] is not None and not (bounds[0] <= found["min"] and found["max"] < bounds[1]):
+        raise NotHere("a date or time")
+    return numbers
+
+
+def statistics(rows: pa.Table) -> Mapping[str, Any]:
+    """What the log says of a file with these rows (Delta's protocol, *Per-file Statistics*)."""
+    least: dict[str, Any] = {}
+    most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for name in rows.column_names[:_WITH_STATISTICS]:
+        column, kind = rows[name], rows.schema.field(name).type
+        nulls[name] = column.null_count
+        ordered = pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_string(kind)
+        if not ordered or column.null_count == len(column):
+            continue
+        found = pc.min_max(column).as_py()
+        ends = [found["min"], found["max"]]
+        if pa.types.is_date32(kind):
+            ends = [end.isoformat() for end in ends]
+        if pa.types.is_string(kind) and max(map(len, ends)) > _LONGEST:
+            continue
+        least[name], most[name] = ends
+    return {
+        "numRecords": len(rows),
+        "minValues": least,
+        "maxValues": most,
+        "nullCount": nulls,
+        "tightBounds": True,
+    }
+
+
+def versions(staged: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The version of each row."""
+    return np.asarray(staged.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)
