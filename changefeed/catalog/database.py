@@ -164,7 +164,8 @@ class Database:
             # PostgreSQL's default takes another snapshot for each query.
             self._reading = engine.execution_options(isolation_level="REPEATABLE READ")
             self._polling = engine.execution_options(isolation_level="AUTOCOMMIT")
-            self._version = AskedTogether(self._server_version)
+        on_file = engine.dialect.name == "sqlite"
+        self._version = AskedTogether(self._file_version if on_file else self._server_version)
         self._sealer = SEALERS[engine.dialect] = Sealer(shown, key)
         self._writer = engine.execution_options(changefeed_write=True)
         # Threads of one process queue here, not in SQLite's busy handler, which sleeps.
@@ -318,12 +319,13 @@ class Database:
     def version(self) -> int:
         """The change counter: one indexed read, for polling.
 
-        A feed asks in each of its rounds, hundreds of times a second, so SQLite is asked by a
-        connection of its own, without SQLAlchemy's pool, statement and transaction, and PostgreSQL
-        once for all feeds that a heartbeat of the source wakes.
+        A feed asks in each of its rounds, hundreds of times a second, so there is one question for
+        all feeds that a heartbeat of the source wakes, by a connection of its own.
         """
-        if self._engine.dialect.name != "sqlite":
-            return self._version()
+        return self._version()
+
+    def _file_version(self) -> int:
+        # Without SQLAlchemy's pool, statement and transaction.
         with self._reported(), self._counting:
             if self._counter is None:
                 raw = self._engine.raw_connection()
