@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection as Transaction
@@ -55,10 +55,9 @@ _LEFT_OUT = (
 )
 
 
-#: Columns that are fields of a job as they are.
-_SAME = tuple(f.name for f in fields(Job) if f.name in _job.c)
-#: Faster than one by one: a listing has hundreds of rows.
-_VALUES = attrgetter(*_SAME)
+#: The values of a row that are fields of a job, which are its first ones, in their order: a listing
+#: has hundreds of rows, and by their names they take four times as long.
+_VALUES = itemgetter(*(_job.c.keys().index(f.name) for f in fields(Job) if f.name in _job.c))
 
 
 class _Unset:
@@ -498,11 +497,7 @@ class Jobs(Grants):
 
     def _job(self, row: Row[Any]) -> Job:
         rows, size = row.rate.per_second(self._now())
-        return Job(
-            **dict(zip(_SAME, _VALUES(row), strict=True)),
-            rows_per_second=rows,
-            bytes_per_second=size,
-        )
+        return Job(*_VALUES(tuple(row)), rows_per_second=rows, bytes_per_second=size)
 
 
 _HEALTHY = frozenset({Status.SCANNING, Status.RUNNING, Status.SUCCEEDED})

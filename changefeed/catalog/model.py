@@ -275,12 +275,12 @@ class TableProgress:
     rescan: int = 0
     rescanned: int = 0
     gap: int = 0
-    original: TableName | None = None
     repair: RowRepair | None = None
     proof: TableProof = TableProof()
     paused: int = 0
     paused_by: str = ""
     unread: UnreadParts | None = None
+    original: TableName | None = None
 
     @property
     def differing(self) -> int:
@@ -405,12 +405,12 @@ class Job:
     sinkless: bool
     emitted_rows: int = 0
     emitted_bytes: int = 0
-    rows_per_second: float = 0.0
-    bytes_per_second: float = 0.0
     taken: int = 0
     delays: Delays = field(default_factory=Delays)
     owner: str | None = None
     hurried: int = 0
+    rows_per_second: float = 0.0
+    bytes_per_second: float = 0.0
 
     @property
     def redacted_sink_uri(self) -> str:

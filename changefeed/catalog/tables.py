@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -53,13 +53,17 @@ POSTGRES_SCHEMA = "changefeed"
 
 metadata = MetaData()
 
+#: Values of one kind that are kept once they were read.
+_KEPT: Final = 4096
+
 # BIGINT on PostgreSQL; SQLite numbers rows by itself only in a column typed INTEGER.
 _Id = BigInteger().with_variant(Integer, "sqlite")
 
 
 class _TextForm(TypeDecorator[Any]):
     """A value that is kept as text. ``nothing`` is the text of what is empty, and the other way
-    round where ``empty`` is not None."""
+    round where ``empty`` is not None. ``kept``: how many values stay in memory that were read, by
+    their texts: most of a listing of hundreds of feeds are as they were. They cannot change."""
 
     impl = Text
     cache_ok = True
@@ -71,10 +75,12 @@ class _TextForm(TypeDecorator[Any]):
         *,
         nothing: str | None = None,
         empty: Any = None,
+        kept: int = 0,
     ) -> None:
         super().__init__()
         self.write, self.read = write, read
         self.nothing, self.empty = nothing, empty
+        self.kept = kept
 
     # The processors themselves: a call less for each value of a listing of hundreds of feeds.
     def bind_processor(self, dialect: Dialect) -> Callable[[Any], str | None]:
@@ -83,7 +89,11 @@ class _TextForm(TypeDecorator[Any]):
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[str | None], Any]:
         read, nothing, empty = self.read, self.nothing, self.empty
-        return lambda value: empty if value is None or value == nothing else read(value)
+
+        def value_of(written: str | None) -> Any:
+            return empty if written is None or written == nothing else read(written)
+
+        return lru_cache(self.kept)(value_of) if self.kept else value_of
 
 
 class _SealedForm(_TextForm):
@@ -109,7 +119,6 @@ def _listed(values: Sequence[str]) -> str:
     return json.dumps(list(values))
 
 
-@lru_cache(maxsize=4096)  # most lists of a listing are as they were
 def _list_of(written: str) -> tuple[str, ...]:
     return tuple(json.loads(written))
 
@@ -122,14 +131,27 @@ def _as_written(values: Mapping[str, str]) -> str:
     return json.dumps(dict(values))
 
 
+@lru_cache(_KEPT)
+def _members_of(written: str) -> dict[str, str]:
+    return json.loads(written)  # type: ignore[no-any-return]
+
+
+def _options_of(written: str) -> dict[str, str]:
+    return _members_of(written).copy()
+
+
 _SEALED = _SealedForm()
-_STAMP = _TextForm(str, Timestamp.parse)
-_LIST = _TextForm(_listed, _list_of)
+_OPTIONS = _SealedForm(_as_written, _options_of)
+_STAMP = _TextForm(str, Timestamp.parse, kept=_KEPT)
+_LIST = _TextForm(_listed, _list_of, kept=_KEPT)
 _REPAIR = _TextForm(RowRepair.to_json, RowRepair.from_json, nothing="")
 _UNREAD = _TextForm(UnreadParts.to_json, UnreadParts.from_json, nothing="")
-_DELAYS = _TextForm(Delays.to_text, Delays.from_text, nothing="", empty=Delays())
+_DELAYS = _TextForm(Delays.to_text, Delays.from_text, nothing="", empty=Delays(), kept=1024)
+_RATE = _TextForm(RateWindow.to_text, RateWindow.from_text, kept=1024)
 _NEWS = _TextForm(CaptureNews.to_json, CaptureNews.from_json)
-_PROOF = _TextForm(TableProof.to_json, TableProof.from_json, nothing="", empty=TableProof())
+_PROOF = _TextForm(
+    TableProof.to_json, TableProof.from_json, nothing="", empty=TableProof(), kept=1024
+)
 
 
 def _text(name: str, *, null: bool = False) -> Column[str]:
@@ -271,10 +293,10 @@ job = Table(
     _text("source"),
     _typed("sink_uri", _SEALED, null=True),
     _typed("targets", _LIST),
-    _typed("options", _SealedForm(_as_written, json.loads)),
+    _typed("options", _OPTIONS),
     _text("statement"),
-    _typed("status", _TextForm(str, lru_cache(Status))),
-    _typed("wanted", _TextForm(str, lru_cache(DesiredStatus))),
+    _typed("status", _TextForm(str, Status, kept=len(Status))),
+    _typed("wanted", _TextForm(str, DesiredStatus, kept=len(DesiredStatus))),
     _text("reason"),
     _text("error", null=True),
     _text("error_code", null=True),
@@ -290,7 +312,7 @@ job = Table(
     _flag("sinkless"),
     _count("emitted_rows"),
     _count("emitted_bytes"),
-    _typed("rate", _TextForm(RateWindow.to_text, RateWindow.from_text)),
+    _typed("rate", _RATE),
     Column("delays", _DELAYS, nullable=False, server_default=""),
     _count("taken"),
     # How often a statement asked that changes which gather are delivered at once.
@@ -321,7 +343,7 @@ job_table = Table(
     Column("name", Text, primary_key=True),
     _text("topic"),
     _ns("schema_version"),
-    _typed("state", _TextForm(str, lru_cache(TableState))),
+    _typed("state", _TextForm(str, TableState, kept=len(TableState))),
     _flag("scan_wanted"),
     _typed("scan_at", _STAMP, null=True),
     _typed("done_upto", _STAMP, null=True),
@@ -512,7 +534,7 @@ schedule = Table(
     _text("source"),
     _typed("sink_uri", _SEALED),
     _typed("targets", _LIST),
-    _typed("options", _SealedForm(_as_written, json.loads)),
+    _typed("options", _OPTIONS),
     _text("recurring"),
     _text("on_failure"),
     _text("on_running"),

@@ -52,7 +52,7 @@ def result_of(form: Mapping[str, Any]) -> Result:
         name=feed.get("name"),
         failure=_error(form["failure"]) if "failure" in form else None,
         tag=form["tag"],
-        brief=Brief(tuple(brief["columns"]), _rows(brief["rows"])) if brief else None,
+        brief=Brief(tuple(brief["columns"]), lambda: _rows(brief["rows"])) if brief else None,
         sections=tuple(
             Section(part["title"], [(name, _cell(value)) for name, value in part["facts"]])
             for part in form["sections"]

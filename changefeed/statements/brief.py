@@ -6,8 +6,9 @@ Programs get every column; a person on a terminal gets these, and the rest by ``
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from changefeed.catalog import Job, Status, TableProgress, TableState
 from changefeed.core.schema import TableName
@@ -28,12 +29,18 @@ from grammar.printer import name as name_sql
 _NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Brief:
-    """What a person sees of a result, in place of its columns."""
+    """What a person sees of a result, in place of its columns. ``make`` makes the rows, which
+    programs do not ask for."""
 
     columns: tuple[str, ...]
-    rows: list[tuple[Cell, ...]]
+    make: Callable[[], list[tuple[Cell, ...]]]
+
+    @cached_property
+    def rows(self) -> list[tuple[Cell, ...]]:
+        """The rows, one for each of the result."""
+        return self.make()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +62,10 @@ class FeedSnapshot:
     node: str | None
 
 
-def feeds(looks: Iterable[FeedSnapshot], now: int) -> Brief:
+def feeds(looks: Sequence[FeedSnapshot], now: int) -> Brief:
     """SHOW CHANGEFEEDS: state and lag first, then from where to where, and why where it matters."""
     columns = ("name", "status", "lag", "rows/s", "tables", "sink", "why")
-    return Brief(columns, [_feed(look, now) for look in looks])
+    return Brief(columns, lambda: [_feed(look, now) for look in looks])
 
 
 def _feed(look: FeedSnapshot, now: int) -> tuple[Cell, ...]:
@@ -226,7 +233,7 @@ def feed_tables(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Brief
     found = [dict(zip(columns, row, strict=True)) for row in rows]
     return Brief(
         ("table", "state", "lag", "complete_up_to", "rows", "topic", "why"),
-        [
+        lambda: [
             (
                 row["table"],
                 row["state"],
@@ -250,7 +257,7 @@ def counted(columns: Sequence[str], rows: Sequence[Sequence[Cell]], text: str) -
         if times != 1:
             row[place] = f"{_words(row[place])} ({times} times, last at {_words(last)})"
         found.append(tuple(row))
-    return Brief(tuple(columns[:shown]), found)
+    return Brief(tuple(columns[:shown]), lambda: found)
 
 
 def _words(cell: Cell) -> str:
@@ -262,7 +269,7 @@ def checks(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Brief:
     found = [dict(zip(columns, row, strict=True)) for row in rows]
     return Brief(
         ("severity", "code", "place", "where", "problem"),
-        [
+        lambda: [
             (
                 row["severity"],
                 row["code"],
@@ -281,12 +288,12 @@ def _joined(problem: Cell, hint: Cell) -> str | None:
     return f"{_words(problem)}  HINT: {hint}" if hint else _words(problem)
 
 
-def source_tables(infos: Iterable[TableInfo], watched: Mapping[TableName, Sequence[str]]) -> Brief:
+def source_tables(infos: Sequence[TableInfo], watched: Mapping[TableName, Sequence[str]]) -> Brief:
     """SHOW TABLES: what each table is, who watches it, and what CREATE CHANGEFEED would refuse."""
     columns = ("table", "key", "rows", "size", "watched_by", "note")
     return Brief(
         columns,
-        [
+        lambda: [
             (
                 written_name(info.name),
                 Names(info.key),
@@ -306,12 +313,12 @@ def _table_note(info: TableInfo) -> str | None:
     return "; ".join(notes) or None
 
 
-def jobs(looks: Iterable[FeedSnapshot], now: int) -> Brief:
+def jobs(looks: Sequence[FeedSnapshot], now: int) -> Brief:
     """SHOW JOBS: the same for every job there was."""
     columns = ("job_id", "name", "status", "created", "sink", "why")
     return Brief(
         columns,
-        [
+        lambda: [
             (
                 look.job.id,
                 look.job.name,

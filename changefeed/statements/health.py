@@ -103,7 +103,7 @@ def health(
     failed = [table for table in tables if table.state is TableState.FAILED]
     paused = [table for table in tables if table.state is TableState.PAUSED]
     age = _lag(job, [*failed, *paused], now)
-    lag, gathers = _lag(job, failed, now), ""
+    lag, gathers = _lag(job, failed, now) if paused else age, ""
     if node and not failed:
         lag, gathers = _but_on_purpose(job, lag, now)
     says = "; ".join(filter(None, (gathers, paused_text(paused), refused_rows(job, letters))))
@@ -164,7 +164,7 @@ def _status(
         also = f"; {waits}" if waits else ""
         shown = ShownText(
             f"running: resolved={upto}{also}",
-            f"complete up to {clock_text(upto, now)}{also}",
+            lambda: f"complete up to {clock_text(upto, now)}{also}",
         )
         return str(job.status), shown
     return str(job.status), job.reason

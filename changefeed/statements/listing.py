@@ -137,7 +137,8 @@ def select(statement: nodes.ShowWhere, context: Context) -> Result:
     shown = statement.statement
     every: Result = HANDLERS[type(shown)](shown, replace(context, selecting=True))
     kept = _places(every.rows, every.columns, statement)
-    people = every.brief and Brief(every.brief.columns, [every.brief.rows[n] for n in kept])
+    whole = every.brief
+    people = whole and Brief(whole.columns, lambda: [whole.rows[n] for n in kept])
     return replace(
         every,
         rows=[every.rows[n] for n in kept],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from functools import lru_cache, partial
 
 from changefeed.core.clock import Timestamp
 from changefeed.core.figures import duration_text
@@ -36,7 +37,11 @@ def moment(ns: int | None, now: int) -> ShownText | None:
     if ns is None:
         return None
     exact = _exact(ns)
-    return ShownText(exact, f"{exact[:19]} UTC ({ago(ns, now)})")
+    return ShownText(exact, partial(_moment_words, ns, now))
+
+
+def _moment_words(ns: int, now: int) -> str:
+    return f"{date(ns).words} ({ago(ns, now)})"
 
 
 def date(ns: int) -> ShownText:
@@ -49,7 +54,7 @@ def instant(at: Timestamp | None, now: int) -> ShownText | None:
     """A timestamp of the log, digit for digit; for people its time of day and age."""
     if at is None:
         return None
-    return ShownText(str(at), clock_text(at, now))
+    return ShownText(str(at), partial(clock_text, at, now))
 
 
 def clock_text(at: Timestamp, now: int) -> str:
@@ -64,8 +69,9 @@ def readable(text: str, now: int) -> ShownText:
     return ShownText(text, _STAMP.sub(lambda at: clock_text(Timestamp(int(at[0][:19])), now), text))
 
 
+@lru_cache(4096)
 def _exact(ns: int) -> str:
-    """``2026-11-21 21:24:52.123456``; a listing has hundreds, and strftime takes twice as long."""
+    """``2026-11-21 21:24:52.123456``; a listing has hundreds, most of them again and again."""
     return _utc(ns).isoformat(" ", "microseconds")[:26]
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 from changefeed.core.figures import count_text, duration_text, size_text
@@ -48,19 +49,23 @@ class Names(tuple[str, ...]):
 
 
 class ShownText(str):
-    """A text for programs, of which a person is shown other words.
+    """A text for programs, of which a person is shown other words."""
 
-    Attributes:
-        words: what a person is shown.
-    """
+    __slots__ = ("_words",)
 
-    words: str
+    _words: str | Callable[[], str]
 
-    def __new__(cls, text: str, words: str) -> ShownText:
-        """``text`` is the value: what WHERE compares and JSON and CSV hold."""
+    def __new__(cls, text: str, words: str | Callable[[], str]) -> ShownText:
+        """``text`` is the value: what WHERE compares and JSON and CSV hold. ``words`` may be made
+        when they are asked for: most listings are for programs."""
         made = super().__new__(cls, text)
-        made.words = words
+        made._words = words
         return made
+
+    @property
+    def words(self) -> str:
+        """What a person is shown."""
+        return self._words if isinstance(self._words, str) else self._words()
 
 
 #: What a cell of a result can be.
