@@ -146,9 +146,6 @@ class PgServer:
             writer.transport.abort()
             return
         streams = self._tasks[task] = _Streams(reader, writer)
-        # asyncio does so for sockets that name TCP, which those of create_server do not.
-        connection: socket.socket = writer.get_extra_info("socket")
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             await self._client(streams)
         except PgError as error:

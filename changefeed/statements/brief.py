@@ -6,8 +6,8 @@ Programs get every column; a person on a terminal gets these, and the rest by ``
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from changefeed.catalog import Job, Status, TableProgress, TableState
@@ -29,13 +29,13 @@ from grammar.printer import name as name_sql
 _NAMED = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Brief:
     """What a person sees of a result, in place of its columns. ``make`` makes the rows, which
     programs do not ask for."""
 
     columns: tuple[str, ...]
-    make: Callable[[], list[tuple[Cell, ...]]]
+    make: Callable[[], list[tuple[Cell, ...]]] = field(repr=False)
 
     @cached_property
     def rows(self) -> list[tuple[Cell, ...]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine, event
 
 from changefeed.catalog.model import Status, TableProgress
 from changefeed.core.clock import Timestamp
@@ -99,6 +100,29 @@ def test_tables_are_estimates_and_say_what_would_be_refused(world: World) -> Non
         "no primary key: ALTER TABLE public.visits REPLICA IDENTITY FULL; first"
     )
     assert rows['public."Odd Name"']["note"] is None
+
+
+@pytest.mark.parametrize("statement", ["SHOW CHANGEFEEDS", "SHOW JOBS"])
+def test_a_listing_asks_the_state_as_often_for_many_feeds_as_for_one(
+    world: World, statement: str
+) -> None:
+    asked: list[str] = []
+
+    def note(_: object, __: object, text: str, *___: object) -> None:
+        asked.append(text)
+
+    counts = []
+    for feeds in ("a",), ("b", "c", "d"):
+        for name in feeds:
+            world.run(f"CREATE CHANGEFEED {name} FOR orders, items INTO 'null://'")
+        asked.clear()
+        event.listen(Engine, "before_cursor_execute", note)
+        try:
+            assert len(listed(world, statement)) == len(counts) * 3 + 1
+        finally:
+            event.remove(Engine, "before_cursor_execute", note)
+        counts.append(len(asked))
+    assert counts[0] == counts[1] > 0
 
 
 def test_jobs_tell_of_those_that_are_gone(world: World) -> None:

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,31 @@ def test_a_state_that_is_damaged_while_it_is_used_is_reported(tmp_path: Path) ->
     assert caught.value.code.number == "CF6001"
     assert str(tmp_path) in caught.value.message
     catalog.close()
+
+
+def test_feeds_that_wake_together_ask_the_state_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Database.open(tmp_path)) as database:
+        asked, arrived = [0], [0]
+        looked = database._reported
+
+        def counted() -> AbstractContextManager[None]:
+            asked[0] += 1
+            return looked()
+
+        def ask() -> int:
+            arrived[0] += 1
+            return database.version()
+
+        monkeypatch.setattr(database, "_reported", counted)
+        with ThreadPoolExecutor(20) as threads:
+            with database._counting:  # the first one has to wait
+                answers = [threads.submit(ask) for _ in range(20)]
+                until(lambda: arrived[0] == 20 and asked[0] == 1, "all have the question")
+            assert len({answer.result(60) for answer in answers}) == 1
+        # A thread may have been on its way to the question when the others had their answer.
+        assert 2 <= asked[0] < 10
 
 
 def test_a_damaged_file_gives_one_sentence(tmp_path: Path) -> None:

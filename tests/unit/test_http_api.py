@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import validate
 
 from changefeed.api import Result, Seconds
+from changefeed.core.addresses import listen
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.schema import TableName
@@ -116,6 +118,15 @@ def test_the_statements_before_a_failed_one_have_run(bench: Bench) -> None:
     assert text[body["offset"] :][body["start"] : body["end"]] == "nobody"
     assert [result["tag"] for result in body["results"]] == ["CREATE CHANGEFEED"]
     assert bench.world.interpreter.feeds() == ["f"]
+
+
+def test_an_answer_in_two_pieces_does_not_wait_for_the_client() -> None:
+    with (
+        closing(listen("127.0.0.1", 0)) as listener,
+        closing(socket.create_connection(listener.getsockname())),
+        closing(listener.accept()[0]) as connection,
+    ):
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_line_by_line(bench: Bench) -> None:

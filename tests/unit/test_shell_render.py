@@ -116,7 +116,7 @@ FEEDS = Result(
     rows=[(1, None)],
     brief=Brief(
         COLUMNS,
-        [
+        lambda: [
             ("lake", "running", Seconds(1.9), 1200, "customers, orders", "file:///srv/lake", None),
             ("k1", "retrying", None, None, "orders", "kafka://127.0.0.1:9", LONG),
         ],
