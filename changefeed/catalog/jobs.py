@@ -496,8 +496,8 @@ class Jobs(Grants):
             )
 
     def _job(self, row: Row[Any]) -> Job:
-        rows, size = row.rate.per_second(self._now())
-        return Job(*_VALUES(tuple(row)), rows_per_second=rows, bytes_per_second=size)
+        # The rates are the last two fields.
+        return Job(*(*_VALUES(tuple(row)), *row.rate.per_second(self._now())))
 
 
 _HEALTHY = frozenset({Status.SCANNING, Status.RUNNING, Status.SUCCEEDED})

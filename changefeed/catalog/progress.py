@@ -683,8 +683,8 @@ def _progress(row: Row[Any], high_water: Timestamp | None = None) -> TableProgre
     values = list(_VALUES(tuple(row)))
     # Before it is made: a copy of it takes longer than all the rest.
     values[_DONE_UPTO] = _reached(values[_STATE], values[_DONE_UPTO], high_water)
-    name = TableName(row.source, row.schema, row.name)
-    return TableProgress(name, *values, _original(row))
+    values.append(_original(row))
+    return TableProgress(TableName(row.source, row.schema, row.name), *values)
 
 
 def _parts(name: TableName | None) -> tuple[str, ...]:

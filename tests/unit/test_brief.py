@@ -111,7 +111,7 @@ def test_a_listing_asks_the_state_as_often_for_many_feeds_as_for_one(
     def note(_: object, __: object, text: str, *___: object) -> None:
         asked.append(text)
 
-    counts = []
+    counts: list[int] = []
     for feeds in ("a",), ("b", "c", "d"):
         for name in feeds:
             world.run(f"CREATE CHANGEFEED {name} FOR orders, items INTO 'null://'")
