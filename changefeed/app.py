@@ -19,6 +19,7 @@ from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import require_spark
 from changefeed.core.sizes import Sizes
+from changefeed.core.spark_jobs import SparkJobs
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import LogFormat, log, log_to
 from changefeed.spark.settings import SparkSettings
@@ -462,6 +463,12 @@ class Application:
         if self._node_elsewhere:
             return NodeInquiry(self.catalog).spark_report()
         return self._made().spark_report()
+
+    def spark_jobs(self, feed: int, node: str | None) -> SparkJobs:
+        """The jobs of a feed that the Spark of a node knows, or of this process; starts nothing."""
+        if self._node_elsewhere:
+            return NodeInquiry(self.catalog).spark_jobs(feed, node)
+        return self._made().spark_jobs(feed, node)
 
     def query_sessions(self) -> QuerySessions:
         """The Spark sessions that evaluate CDC queries here; Spark starts with the first query."""

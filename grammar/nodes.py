@@ -706,7 +706,8 @@ class ShowChangefeeds(Inquiry):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ShowChangefeed(Inquiry):
-    """``aspect`` is None, ``tables``, ``errors``, ``events``, ``lineage`` or ``dead_letters``."""
+    """``aspect`` is None, ``tables``, ``errors``, ``events``, ``jobs``, ``lineage`` or
+    ``dead_letters``."""
 
     feed: FeedRef
     aspect: str | None = None

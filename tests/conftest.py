@@ -82,6 +82,7 @@ from xdist.remote import Producer
 
 from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError
+from changefeed.core.spark_jobs import JobGroup
 from changefeed.embedded.account import server_account
 from changefeed.spark import packs
 from changefeed.spark.java import find_java
@@ -484,11 +485,11 @@ class LentSpark(NodeSpark):
     jobs: list[str]
 
     def use(
-        self, group: str | None = None, *, packs: Sequence[str] = ()
+        self, group: JobGroup | None = None, *, packs: Sequence[str] = ()
     ) -> _GeneratorContextManager[SparkSession, None, None]:
         """The session; a group of jobs is noted."""
         if group is not None:
-            self.jobs.append(group)
+            self.jobs.append(group if isinstance(group, str) else group.group)
         return super().use(group, packs=packs)
 
     @contextmanager

@@ -24,19 +24,21 @@ _table = tables.question
 class Questions(CatalogPart):
     """Part of :class:`changefeed.catalog.Catalog`."""
 
-    def ask(self, kind: str, body: str) -> str:
-        """Put a question to the nodes; returns its id."""
+    def ask(self, kind: str, body: str, of: str | None = None) -> str:
+        """Put a question to the nodes, or to the node ``of`` alone; returns its id."""
         question = uuid.uuid4().hex
         with self._database.write() as transaction:
             now = self._shared_now(transaction)
             transaction.execute(delete(_table).where(_table.c.asked < now - LEFT_OVER))
-            asked = insert(_table).values(id=question, kind=kind, body=body, asked=now)
-            transaction.execute(asked)
+            row = {"id": question, "kind": kind, "body": body, "asked": now, "of_node": of}
+            transaction.execute(insert(_table).values(row))
         return question
 
     def take_questions(self, node: str) -> list[Question]:
-        """Take all questions that no node has taken yet; from now on this node answers them."""
-        free = select(_table).where(_table.c.node.is_(None)).order_by(_table.c.asked)
+        """Take all questions that this node may answer and no node has taken yet; from now on this
+        node answers them."""
+        ours = _table.c.of_node.is_(None) | (_table.c.of_node == node)
+        free = select(_table).where(_table.c.node.is_(None), ours).order_by(_table.c.asked)
         with self._database.read() as transaction:
             if transaction.execute(free).first() is None:
                 return []

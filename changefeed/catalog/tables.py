@@ -496,7 +496,8 @@ audit = Table(
     sqlite_autoincrement=True,
 )
 
-#: Questions of processes without Spark to the nodes; ``node`` is the one that took the question.
+#: Questions of processes without Spark to the nodes; ``of_node`` is the only one that may take the
+#: question, ``node`` the one that took it.
 question = Table(
     "question",
     metadata,
@@ -504,6 +505,7 @@ question = Table(
     _text("kind"),
     _typed("body", _SEALED),
     _ns("asked"),
+    _text("of_node", null=True),
     _text("node", null=True),
     _text("answer", null=True),
 )

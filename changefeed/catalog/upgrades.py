@@ -74,6 +74,7 @@ def _to_19(operations: Operations) -> None:
         Column("source", Text, primary_key=True),
         Column("news", Text, nullable=False),
     )
+    operations.add_column("question", Column("of_node", Text))
     operations.add_column("job_table", Column("refused", Text))
     operations.add_column("job_table", Column("skipped", Text))
     paused = Column("paused", BigInteger, nullable=False, server_default="0")

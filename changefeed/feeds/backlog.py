@@ -28,6 +28,7 @@ from changefeed.core.faults import Point, fault_point
 from changefeed.core.proofs import FileProof
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.spans import Attributes, span
+from changefeed.core.spark_jobs import JobName
 from changefeed.core.table_errors import about_table
 from changefeed.core.telemetry import log
 from changefeed.feeds.chunks import Chunk, ControlItem, items, slice_bytes
@@ -250,7 +251,7 @@ class Backlog:
     ) -> BacklogResult:
         number, upto = next(_numbers), found.upto
         name = feed.job.name
-        group = f"changefeed {name} backlog {number}"
+        group = JobName(name, feed.job.id, f"backlog {number}")
         barrier = WriteBarrier(self._task_lease)
         text = f"backlog of {found.rows:,} rows as a Spark job of {lanes} lanes"
         log.info("feed %s: %s, up to %s (%s)", name, text, upto, choice.reason)
@@ -286,7 +287,7 @@ class Backlog:
         fault_point(Point.RUNNER_AFTER_COMMIT)
         return BacklogResult(_settle(feed, bounds, found, done, self._clock.now().wall), moved=True)
 
-    def _run_lanes(self, work: LaneDelivery, group: str) -> list[TaskResult]:
+    def _run_lanes(self, work: LaneDelivery, group: JobName) -> list[TaskResult]:
         def tell(rows: int, size: int) -> None:
             """Ignore the progress of the job: it is shown nowhere."""
 
@@ -301,7 +302,7 @@ class Backlog:
 
     @contextmanager
     def _cancelled_when(
-        self, interrupted: Callable[[], bool], name: str, group: str
+        self, interrupted: Callable[[], bool], name: str, group: JobName
     ) -> Iterator[threading.Event]:
         """Cancels the job when the feed's thread has other work, and then sets the event."""
         over, cancelled = threading.Event(), threading.Event()

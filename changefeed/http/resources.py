@@ -192,6 +192,12 @@ RESOURCES: tuple[Resource, ...] = (
     ),
     Resource(
         "GET",
+        "/v1/feeds/{name}/jobs",
+        "The jobs of Spark of a feed that run, and the last ones that ended, the newest first.",
+        _aspect("jobs"),
+    ),
+    Resource(
+        "GET",
         "/v1/feeds/{name}/lineage",
         "The source's columns behind each column of the targets of a feed.",
         _aspect("lineage"),

@@ -35,6 +35,7 @@ from changefeed.core.internal_errors import log_failure
 from changefeed.core.node_lock import NodeLock
 from changefeed.core.schema import TableSchema
 from changefeed.core.sizes import Sizes
+from changefeed.core.spark_jobs import SparkJobs
 from changefeed.core.state import StateLayout
 from changefeed.core.telemetry import log
 from changefeed.core.timings import Timings
@@ -55,6 +56,7 @@ from changefeed.query.model import CompiledQuery
 from changefeed.query.written import Constants
 from changefeed.spark.session import NodeSpark
 from changefeed.statements.context import Measurement
+from changefeed.statements.inquiry import NodeInquiry
 from grammar import nodes
 from sinks.base import SparkAccess
 
@@ -439,6 +441,13 @@ class Node:
     def spark_report(self) -> SparkReport:
         """What the node's Spark is; starts nothing."""
         return self.spark.report()
+
+    def spark_jobs(self, feed: int, node: str | None = None) -> SparkJobs:
+        """The jobs of a feed that the node's Spark knows, or that of another one; starts
+        nothing."""
+        if node is not None and node != self.id:
+            return NodeInquiry(self.catalog).spark_jobs(feed, node)
+        return self.spark.jobs_of(feed)
 
     def query_sessions(self) -> QuerySessions:
         """The Spark sessions that evaluate CDC queries here; Spark starts with the first query."""

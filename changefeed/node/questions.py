@@ -17,6 +17,7 @@ from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.internal_errors import FailureCounter
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_jobs import SparkJobs
 from changefeed.dataset.model import DatasetColumn
 from changefeed.dataset.tables import Registration
 from changefeed.query.exchange import compiled_text, query_of
@@ -50,6 +51,10 @@ class SparkAnswers(Protocol):
 
     def spark_report(self) -> SparkReport:
         """What its Spark is."""
+        ...
+
+    def spark_jobs(self, feed: int, node: str | None = None) -> SparkJobs:
+        """The jobs of a feed that its Spark knows."""
         ...
 
     def verify(self, statement: str, gone: Callable[[], bool]) -> Result:
@@ -98,6 +103,8 @@ class NodeAnswers:
             return ""
         if question.kind == QuestionKind.SPARK:
             return json.dumps(asdict(self._spark.spark_report()))
+        if question.kind == QuestionKind.JOBS:
+            return json.dumps(asdict(self._spark.spark_jobs(int(question.body))))
         columns = self._spark.extract_columns(**json.loads(question.body))
         return json.dumps([asdict(column) for column in columns])
 

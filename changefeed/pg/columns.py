@@ -22,6 +22,7 @@ from changefeed.statements import (
     schedules,
     show,
     skip,
+    spark_jobs,
     sync,
     users,
     verify,
@@ -80,6 +81,7 @@ _ASPECTS: dict[str | None, Sequence[str]] = {
     "errors": show.ERROR_COLUMNS,
     "events": show.EVENT_COLUMNS,
     "dead_letters": dead_letters.COLUMNS,
+    "jobs": spark_jobs.COLUMNS,
     "lineage": lineage.COLUMNS,
 }
 

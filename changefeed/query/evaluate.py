@@ -12,6 +12,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_jobs import JobName
 from changefeed.core.spark_sql import quoted
 from changefeed.query.compile import VIEW, batch_fields, compile_query
 from changefeed.query.functions import called, register
@@ -31,7 +33,7 @@ from changefeed.query.lookups import LookupCache, described, read_lookup
 from changefeed.query.model import CompiledQuery
 from changefeed.query.written import ROW, Constants
 from changefeed.spark.internals.projection import Projection
-from changefeed.spark.internals.sessions import another_session, with_settings
+from changefeed.spark.internals.sessions import another_session, named, with_settings
 from grammar import nodes
 
 if TYPE_CHECKING:
@@ -191,6 +193,7 @@ class Evaluator:
         lookups: the feed's look-up tables; None: tables that are read once.
         engine: with ``spark`` all but the smallest batches are jobs, with ``driver`` none.
         note: called with a sentence when a job runs, at most every :data:`REPORT_SECONDS`.
+        work: what Spark's UI calls the jobs, but for the table.
     """
 
     def __init__(
@@ -200,8 +203,10 @@ class Evaluator:
         lookups: LookupCache | None = None,
         engine: EngineOption = EngineOption.AUTO,
         note: Callable[[str], None] | None = None,
+        work: JobName | None = None,
     ) -> None:
         self._sessions = sessions
+        self._work = work
         self._engine = engine
         self._note = note
         self._noted = -math.inf
@@ -260,7 +265,13 @@ class Evaluator:
     def _job(
         self, session: SparkSession, query: CompiledQuery, sql: str, batch: pa.Table
     ) -> pa.Table:
-        with _rows_that_fail(query):
+        table = query.source.table
+        name = (
+            nullcontext()
+            if self._work is None
+            else named(session, replace(self._work, table=str(table)))
+        )
+        with name, _rows_that_fail(query):
             view = f"__cf_batch_{threading.get_ident()}"
             frame = session.createDataFrame(batch)
             if batch.nbytes <= self._direct_bytes:

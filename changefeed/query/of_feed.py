@@ -15,6 +15,7 @@ from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import BeforeImage, TableSchema
 from changefeed.core.shapes import Envelope
+from changefeed.core.spark_jobs import JobName
 from changefeed.encoding.plan import MessagePlan
 from changefeed.query.changes import changes_of_result
 from changefeed.query.evaluate import Evaluator, QuerySessions
@@ -55,7 +56,8 @@ class FeedQuery:
         self._catalog = catalog
         self._sessions = sessions
         lookups = sessions.lookups(lookup_refresh)
-        self._evaluator = Evaluator(sessions, lookups=lookups, engine=engine, note=note)
+        work = JobName(job.name, job.id, "query")
+        self._evaluator = Evaluator(sessions, lookups=lookups, engine=engine, note=note, work=work)
         self._compiled: dict[TableSchema, CompiledQuery] = {}
         self._lock = threading.Lock()
 

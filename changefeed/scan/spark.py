@@ -30,6 +30,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.log_rows import scan_rows
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_jobs import JobGroup
 from changefeed.encoding.encode import encode_messages
 from changefeed.encoding.plan import MessagePlan
 from changefeed.sources.base import ScanWorker
@@ -71,7 +72,7 @@ def run_scan(
     plan: MessagePlan,
     at: Timestamp,
     deliver: PartDelivery,
-    group: str | None = None,
+    group: JobGroup | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     on_durable: Callable[[int, int, int], None] = lambda part, rows, size: None,
     stopping: Callable[[], bool] = lambda: False,
@@ -268,7 +269,7 @@ def row_frame(
     *,
     schema: TableSchema,
     shape: Callable[[pa.RecordBatch], pa.Table],
-    group: str | None = None,
+    group: JobGroup | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[DataFrame]:
     """The rows of all parts as a lazy DataFrame, one partition each, while the block lasts.
@@ -305,7 +306,7 @@ def stored_frame(
     workers: Sequence[ScanWorker],
     folder: Path,
     release: Callable[[], None] = lambda: None,
-    group: str | None = None,
+    group: JobGroup | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[DataFrame]:
     """As :func:`row_frame`, of parts that only ``workers`` can read: once the block begins, they

@@ -43,6 +43,7 @@ from changefeed.core.log_rows import delete_rows, scan_rows
 from changefeed.core.schema import TableName, TableSchema
 from changefeed.core.shapes import Deletes
 from changefeed.core.spans import Attributes, Span, current, span
+from changefeed.core.spark_jobs import JobName
 from changefeed.core.telemetry import log
 from changefeed.core.unread import PartRange, UnreadParts
 from changefeed.core.unread import joined as joined_ranges
@@ -184,7 +185,7 @@ class ScanWork:
     host: ScanHost
     at: Timestamp
     barrier: WriteBarrier
-    group: str
+    group: JobName
     stopping: Callable[[], bool]
     unfinished: Mapping[TableName, Timestamp] = field(default_factory=dict)
     delivered: bool = False
@@ -363,7 +364,7 @@ class ScanWork:
                 parts[numbers.start : numbers.stop],
                 schema=writer.seen,
                 shape=shape,
-                group=self.group,
+                group=replace(self.group, table=str(writer.schema.table)),
                 on_progress=writer.progress_of_round,
             ) as frame:
                 # The sink's own action: cancelled with the group, waited for by the barrier.
@@ -442,7 +443,7 @@ class ScanWork:
             plan=self.host.messages(writer.schema),
             at=self.at,
             deliver=self._in_worker(writer),
-            group=self.group,
+            group=replace(self.group, table=str(writer.schema.table)),
             on_progress=writer.progress,
             on_durable=on_durable,
             stopping=self.stopping,

@@ -39,6 +39,7 @@ from changefeed.core.engines import EngineOption, Work, choose_engine
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.faults import Point, fault_point
 from changefeed.core.schema import KeyRange, TableName, TableSchema
+from changefeed.core.spark_jobs import JobName
 from changefeed.core.table_errors import TableError, about_table
 from changefeed.core.unread import UnreadParts
 from changefeed.scan.admission import LEASE_SECONDS, ScanStopped, WriteBarrier
@@ -119,7 +120,7 @@ class SnapshotScan(threading.Thread):
         self._host = host
         self._clock = clock
         self._stopping = threading.Event()
-        self._group = f"changefeed {host.name} scan {next(_NUMBERS)}"
+        self._group = JobName(host.name, host.job_id, f"scan {next(_NUMBERS)}")
         self._began = 0.0
         #: What the scan waits for before it reads.
         self._waits = ""
@@ -137,11 +138,6 @@ class SnapshotScan(threading.Thread):
         for table in self.tables.values():
             table.caught_up.set()
         self._host.spark.cancel(self._group)
-
-    @property
-    def group(self) -> str:
-        """Name of the Spark job group of this scan."""
-        return self._group
 
     def text(self) -> str:
         """The progress of the scan and the time that it still needs at its present rate."""

@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING
 from changefeed.core.engines import LEAST_JOB_ROWS, EngineOption, SparkReport, SparkState
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.extras import require_spark
+from changefeed.core.spark_jobs import JobGroup, SparkJobs
 from changefeed.spark.attached import EXISTING, REMOTE, AttachedSession, Find, finder, shown_url
 from changefeed.spark.failure import translate
+from changefeed.spark.internals.jobs import jobs_of
 from changefeed.spark.internals.sessions import cancel_group, job_group
 from changefeed.spark.java import find_java
 from changefeed.spark.jvm import spark_jars
@@ -197,6 +199,22 @@ class NodeSpark:
                 status = f"not available: {error.message}"
         return SparkReport(status, self.master, state.cores)
 
+    def jobs_of(self, feed: int) -> SparkJobs:
+        """The jobs of a feed; starts nothing.
+
+        Raises:
+            ChangefeedError: CF4003, this Spark does not let see its jobs.
+        """
+        life = self._life
+        if life is None or not life.usable:
+            return SparkJobs(idle=f"Spark runs no job: {self.report().status}")
+        try:
+            return SparkJobs(jobs_of(life.session.result(), feed))
+        except ChangefeedError:
+            raise
+        except Exception as failure:
+            raise translate(failure, jvm_died=life.died(failure)) from failure
+
     def _lose(self, error: ChangefeedError) -> None:
         self._lost = error
 
@@ -339,7 +357,9 @@ class NodeSpark:
         self._with_packs().session.result()
 
     @contextmanager
-    def use(self, group: str | None = None, *, packs: Sequence[str] = ()) -> Iterator[SparkSession]:
+    def use(
+        self, group: JobGroup | None = None, *, packs: Sequence[str] = ()
+    ) -> Iterator[SparkSession]:
         """The session for one piece of work; what fails in Spark becomes a ChangefeedError.
 
         ``group`` names the jobs this thread starts in it, so that :meth:`cancel` finds them.
@@ -366,7 +386,7 @@ class NodeSpark:
         except Exception as failure:
             raise translate(failure, jvm_died=life.died(failure)) from failure
 
-    def cancel(self, group: str) -> None:
+    def cancel(self, group: JobGroup) -> None:
         """Cancel the jobs of a group, also those it would start later. Never raises.
 
         The group's name cannot be used again.

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.spark_jobs import JobGroup
 from changefeed.spark.executors import errors_packed
 from changefeed.spark.failure import kind_of, pack, unpack
 from changefeed.spark.listening import WorkerPort, keep_alive, receive
@@ -171,7 +172,7 @@ class StandingWorkers:
         self,
         spark: NodeSpark,
         count: int,
-        group: str,
+        group: JobGroup,
         clock: Clock = SYSTEM_CLOCK,
         arrival: float = ARRIVAL_SECONDS,
     ) -> None:

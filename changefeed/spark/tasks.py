@@ -10,6 +10,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from changefeed.core.spark_jobs import JobGroup
 from changefeed.spark.executors import errors_packed
 from changefeed.spark.progress import Listener, driver_host
 from changefeed.spark.sealed import sealed
@@ -48,7 +49,12 @@ class FileTask(Protocol):
 
 
 def run_tasks(
-    spark: NodeSpark, task: Task, count: int, *, group: str, on_progress: Callable[[int, int], None]
+    spark: NodeSpark,
+    task: Task,
+    count: int,
+    *,
+    group: JobGroup,
+    on_progress: Callable[[int, int], None],
 ) -> list[TaskResult]:
     """Run ``count`` tasks; returns their results when the last has ended.
 
@@ -77,7 +83,7 @@ def run_files(
     task: FileTask,
     paths: Sequence[Path],
     *,
-    group: str,
+    group: JobGroup,
     on_progress: Callable[[int, int], None],
 ) -> list[TaskResult]:
     """As :func:`run_tasks`, with a task for each file of this machine.

@@ -17,6 +17,7 @@ from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import ClientRow, Frontier, Position, StreamRow
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_jobs import SparkJobs
 from changefeed.core.timings import Timings
 from changefeed.core.work_stages import Flow, StageCost, WorkStage
 from changefeed.dataset.definition import is_definition
@@ -113,6 +114,15 @@ class FeedHost(Protocol):
         """
         ...
 
+    def spark_jobs(self, feed: int, node: str | None) -> SparkJobs:
+        """The jobs of a feed that the Spark of ``node`` knows; starts nothing. ``node`` is None
+        where no node has the feed.
+
+        Raises:
+            ChangefeedError: CF4003 that Spark does not let see its jobs, or no node answers.
+        """
+        ...
+
     def query_sessions(self) -> QuerySessions:
         """Where this process evaluates CDC queries, unless :attr:`spark_elsewhere`; Spark starts
         with the first one.
@@ -186,6 +196,9 @@ class NoHost(FeedHost):
 
     def spark_report(self) -> SparkReport:
         return NodeInquiry(self._catalog).spark_report()
+
+    def spark_jobs(self, feed: int, node: str | None) -> SparkJobs:
+        return NodeInquiry(self._catalog).spark_jobs(feed, node)
 
     def query_sessions(self) -> QuerySessions:
         raise AssertionError("a node evaluates CDC queries")

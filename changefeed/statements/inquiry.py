@@ -16,6 +16,7 @@ from changefeed.core.clock import Clock, SystemClock
 from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_jobs import SparkJob, SparkJobs
 from changefeed.query.model import CompiledQuery
 from grammar import nodes
 from grammar.printer import to_sql
@@ -40,6 +41,7 @@ class QuestionKind(StrEnum):
     TABLES = "tables"
     VERIFY = "verify"
     SPARK = "spark"
+    JOBS = "jobs"
 
 
 class NodeInquiry:
@@ -103,6 +105,16 @@ class NodeInquiry:
         """
         return SparkReport(**json.loads(self._answer(QuestionKind.SPARK, "")))
 
+    def spark_jobs(self, feed: int, node: str | None) -> SparkJobs:
+        """The jobs of a feed that the Spark of ``node`` knows; None: of any node.
+
+        Raises:
+            ChangefeedError: CF4003, that Spark does not let see its jobs, no node runs, or it does
+                not answer.
+        """
+        found = json.loads(self._answer(QuestionKind.JOBS, str(feed), of=node))
+        return SparkJobs([SparkJob(**job) for job in found["jobs"]], found["idle"])
+
     def verify(self, statement: nodes.Verify) -> str:
         """What VERIFY CHANGEFEED finds, as :func:`.verify.result_text` writes it, however long the
         node takes.
@@ -113,7 +125,13 @@ class NodeInquiry:
         """
         return self._answer(QuestionKind.VERIFY, to_sql(statement), math.inf)
 
-    def _answer(self, kind: QuestionKind, body: str, seconds: float | None = None) -> str:
+    def _answer(
+        self,
+        kind: QuestionKind,
+        body: str,
+        seconds: float | None = None,
+        of: str | None = None,
+    ) -> str:
         if not self._catalog.live_nodes():
             raise ChangefeedError(
                 Code.SPARK_NOT_AVAILABLE,
@@ -121,13 +139,14 @@ class NodeInquiry:
                 "that could answer",
                 hint="start one: changefeed start; or run the statement in the changefeed shell.",
             )
-        question = self._catalog.ask(kind, body)
+        question = self._catalog.ask(kind, body, of)
+        wait = self._seconds if seconds is None else seconds
         try:
-            return answered(self._wait(question, self._seconds if seconds is None else seconds))
+            return answered(self._wait(question, wait, of))
         finally:
             self._catalog.forget_question(question)
 
-    def _wait(self, question: str, seconds: float) -> str:
+    def _wait(self, question: str, seconds: float, of: str | None) -> str:
         now = self._clock.monotonic()
         deadline, renewal = now + seconds, now + RENEW_SECONDS
         while True:
@@ -136,7 +155,8 @@ class NodeInquiry:
             if answer is not None:
                 return answer
             alive = {each.id for each in self._catalog.live_nodes()}
-            ended = not alive or (node is not None and node not in alive)
+            asked = node or of
+            ended = not alive or (asked is not None and asked not in alive)
             now = self._clock.monotonic()
             left = deadline - now
             if now >= renewal:

@@ -27,7 +27,7 @@ from changefeed.core.uri import REDACTED
 from changefeed.options import SLO, VERIFY, Options, to_span
 from changefeed.plan.build import feed_sql
 from changefeed.plan.sink_resolution import find_sink
-from changefeed.statements import brief, dead_letters, lineage, listing
+from changefeed.statements import brief, dead_letters, lineage, listing, spark_jobs
 from changefeed.statements.brief import FeedSnapshot
 from changefeed.statements.connections import existing_connection
 from changefeed.statements.context import Context, Result, handles
@@ -85,7 +85,7 @@ JOB_COLUMNS = (
 
 @handles(nodes.ShowChangefeed)
 def show_changefeed(statement: nodes.ShowChangefeed, context: Context) -> Result:
-    """SHOW CHANGEFEED f [TABLES | ERRORS | EVENTS | DEAD LETTERS | LINEAGE]."""
+    """SHOW CHANGEFEED f [TABLES | ERRORS | EVENTS | JOBS | DEAD LETTERS | LINEAGE]."""
     job = context.job(statement.feed)
     return _ASPECTS[statement.aspect](job, context)
 
@@ -335,6 +335,7 @@ _ASPECTS: dict[str | None, Callable[[Job, Context], Result]] = {
     "errors": _errors,
     "events": _events,
     "dead_letters": dead_letters.listing,
+    "jobs": spark_jobs.listing,
     "lineage": lineage.listing,
 }
 

@@ -83,13 +83,18 @@ class ColumnKind(StrEnum):
 
 
 #: Columns of whole numbers that are no sizes, which a condition takes as '5 MB', too.
-PLAIN_INTEGERS = ("job_id", "schedule_id", "pid", "times", "generation", "max_feeds")
+PLAIN_INTEGERS = ("job_id", "schedule_id", "pid", "times", "generation", "max_feeds", "spark_job")
 #: Columns of listings that hold something else than text, by name: the same in every listing.
 COLUMN_KINDS: dict[str, ColumnKind] = {
     **dict.fromkeys(PLAIN_INTEGERS, ColumnKind.INTEGER),
+    **dict.fromkeys(("tasks", "tasks_done", "tasks_failed"), ColumnKind.INTEGER),
+    **dict.fromkeys(
+        ("read_rows", "read_bytes", "written_rows", "written_bytes"), ColumnKind.INTEGER
+    ),
     **dict.fromkeys(("emitted_rows", "emitted_bytes", "rows", "size", "bytes"), ColumnKind.INTEGER),
     **dict.fromkeys(
-        ("lag", "rows_per_second", "bytes_per_second", "waited", "seconds"), ColumnKind.NUMBER
+        ("lag", "rows_per_second", "bytes_per_second", "waited", "seconds", "duration"),
+        ColumnKind.NUMBER,
     ),
     **dict.fromkeys(("created", "started", "finished", "modified"), ColumnKind.MOMENT),
     **dict.fromkeys(

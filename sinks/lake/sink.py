@@ -21,6 +21,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, SchemaChange, Truncate
 from changefeed.core.schema import TableSchema
 from changefeed.core.settings import Parameter
+from changefeed.core.spark_jobs import JobName
 from changefeed.core.spark_sql import literal, quoted
 from changefeed.options import (
     EXPIRE,
@@ -30,8 +31,8 @@ from changefeed.options import (
 from changefeed.spark.internals.sessions import (
     active,
     another_session,
-    in_pool,
     is_classic,
+    named,
     with_settings,
 )
 from sinks.base import (
@@ -598,9 +599,9 @@ class LakeSink(TableSink):
         name = target.topic if target else ""
         with self._spark.use(packs=self._place.packs) as base:
             pool = f"lake-{self._opened.job_id}"
-            doing = f"changefeed {' '.join(filter(None, (self._opened.feed, name, step)))}"
+            work = JobName(self._opened.feed, self._opened.job_id, step, name)
             try:
-                with in_pool(base, pool, doing), active(self._own_session(base)) as session:
+                with named(base, work, pool), active(self._own_session(base)) as session:
                     yield session
             except ChangefeedError as error:
                 error.target = error.target or name

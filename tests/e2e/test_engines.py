@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
@@ -16,11 +17,13 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from changefeed.api import Interpreter
 from changefeed.core.engines import EngineOption
 from changefeed.core.errors import ChangefeedError
 from changefeed.feeds import backlog
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.tasks import TaskResult, run_tasks
+from changefeed.statements.context import NoHost
 from changefeed_testing.sinks.readers import visible_files
 from tests.conftest import LentSpark
 from tests.e2e.feeds import Feeds, running
@@ -334,6 +337,49 @@ def test_a_warehouse_has_the_same_rows_by_either_engine(
             feeds.sync("f")
         assert feeds.verified() == ["f"]
     assert len(spark_engine.jobs) == before
+
+
+@pytest.mark.extended
+def test_the_jobs_of_a_feed_are_shown_while_they_run_and_after(
+    tmp_path: Path, postgres: Database, webhook: WebhookServer, spark_engine: NodeSpark
+) -> None:
+    postgres.execute(
+        "create table t (a int primary key, b text);"
+        "insert into t select i, 's3cret' from generate_series(1, 1500) i"
+    )
+    go_on = threading.Event()
+    webhook.judge = lambda body: 200 if go_on.wait(60) else 500
+    with running(tmp_path / "state", spark_engine) as feeds:
+        feeds.connect(shop=postgres.uri)
+        beside = Interpreter(feeds.catalog, host=NoHost(feeds.catalog))
+
+        def jobs(feed: str, status: str) -> list[dict[str, Any]]:
+            """Of a process without Spark, which asks the node."""
+            found = beside.execute(f"SHOW CHANGEFEED {feed} JOBS", feeds.session)
+            assert "s3cret" not in str(found)
+            rows = [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+            return [row for row in rows if row["status"] == status]
+
+        feeds.execute(f"CREATE CHANGEFEED f FOR t INTO '{webhook.uri}' WITH engine = 'spark'")
+        try:
+            until(lambda: jobs("f", "running"), "the scan is a job")
+            [scan] = jobs("f", "running")
+        finally:
+            go_on.set()
+        assert scan["table"].endswith(".public.t") and re.fullmatch(r"scan \d+", scan["step"])
+        assert scan["tasks"] >= 1 and scan["tasks_done"] < scan["tasks"]
+        feeds.execute(
+            f"CREATE CHANGEFEED q INTO 'file://{tmp_path}/q' WITH engine = 'spark' "
+            "AS SELECT a, upper(b) AS b FROM t"
+        )
+        feeds.sync("f")
+        feeds.sync("q")
+        until(lambda: not jobs("f", "running"), "the scan's job has ended")
+        assert scan["spark_job"] in [job["spark_job"] for job in jobs("f", "succeeded")]
+        until(lambda: jobs("q", "succeeded"), "the job of the query has ended")
+        assert {(job["table"], job["step"]) for job in jobs("q", "succeeded")} == {
+            (scan["table"], "query")
+        }
 
 
 def test_lanes_share_the_wait_for_a_slow_sink_and_keep_the_order(

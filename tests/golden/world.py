@@ -17,6 +17,7 @@ from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.events import ClientRow, Position
 from changefeed.core.partition import KeyInterval, Partition
 from changefeed.core.schema import BeforeImage, Column, TableName, TableSchema
+from changefeed.core.spark_jobs import SparkJob, SparkJobs
 from changefeed.core.timings import LONGEST_LEASE
 from changefeed.core.types import LogicalType
 from changefeed.core.work_stages import Flow, StageCost, WorkStage
@@ -305,6 +306,17 @@ class FakeNode:
             "running", "local[2]", 2, "4.1.4", ("rounds of Delta tables", "checks of CDC queries"),
             ("a scan or backlog that is cancelled ends its running job only",),
         )  # fmt: skip
+
+    def spark_jobs(self, feed: int, node: str | None) -> SparkJobs:
+        if feed % 2 == 0:
+            return SparkJobs(idle="Spark runs no job: not started")
+        began = 1_700_000_000_000_000_000
+        running = SparkJob(7, "public.orders", "query", "running", 4, 1, 2, began - 90_000_000_000)
+        sizes = {"read_rows": 5000, "read_bytes": 1_500_000, "written_rows": 12}
+        ended = replace(
+            running, id=6, table="", step="scan 1", status="succeeded", ended=began, **sizes
+        )
+        return SparkJobs((running, ended))
 
     def query_sessions(self) -> QuerySessions:
         raise AssertionError("no statement of these tests evaluates a query")

@@ -22,6 +22,7 @@ from changefeed.core.engines import (
     job_seconds,
 )
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_jobs import JobName
 from changefeed.feeds.backlog import count_lanes
 from changefeed.feeds.lanes import lane_of
 from changefeed.options import Options
@@ -83,7 +84,8 @@ def test_a_scan_into_a_lake_stays_where_executors_lack_our_functions(
         spark=SimpleNamespace(state=lambda: state),
     )
     sink = SimpleNamespace(capabilities=registry.capabilities("delta"))
-    work = ScanWork(cast(Any, host), Timestamp(1), cast(Any, None), "g", lambda: False)
+    name = JobName("f", 1, "scan 1")
+    work = ScanWork(cast(Any, host), Timestamp(1), cast(Any, None), name, lambda: False)
     choice = work._engine(cast(Any, SimpleNamespace(sink=sink, typed=True)), 1_000_000, 8)
     assert choice.spark is not bool(hindrance)
     assert not hindrance or (choice.reason, choice.hindered) == (hindrance, True)

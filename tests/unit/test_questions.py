@@ -17,6 +17,7 @@ from changefeed.core.clock import ManualClock, SystemClock
 from changefeed.core.engines import SparkReport
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.schema import TableSchema
+from changefeed.core.spark_jobs import JobName, SparkJob, SparkJobs, job_of_tag
 from changefeed.dataset.model import DatasetColumn
 from changefeed.dataset.tables import Registration
 from changefeed.node.questions import NodeAnswers
@@ -32,6 +33,7 @@ from tests.unit.test_query_changes import FULL, OPEN
 NODE = "n1"
 COLUMNS = (DatasetColumn("id", "bigint", key=True), DatasetColumn("total", "decimal(10,2)"))
 
+JOB = SparkJob(1, "public.t", "scan 2", "running", 4, 1, 0, 5, None, 9, 8, 7, 6)
 REPORT = SparkReport("running", "local[2]", 2, "4.1.4", ("staging",), ("a job ends late",))
 
 
@@ -76,6 +78,9 @@ class FakeSpark:
 
     def spark_report(self) -> SparkReport:
         return REPORT
+
+    def spark_jobs(self, feed: int, node: str | None = None) -> SparkJobs:
+        return SparkJobs([replace(JOB, id=feed)], "" if node is None else f"not of {node}")
 
     def verify(self, statement: str, gone: Callable[[], bool]) -> Result:
         self.statements.append(statement)
@@ -160,6 +165,32 @@ def test_a_node_says_what_its_spark_is(catalog: Catalog, spark: FakeSpark) -> No
         "4.1.4",
     )
     assert [*found.fast, *found.instead] == ["staging", "a job ends late"]
+
+
+@pytest.mark.parametrize("node", [NODE, None])
+def test_the_node_of_a_feed_says_what_its_spark_does(
+    catalog: Catalog, spark: FakeSpark, node: str | None
+) -> None:
+    found = NodeInquiry(catalog).spark_jobs(17, node)
+    assert found == SparkJobs([replace(JOB, id=17)])
+
+
+def test_a_question_to_one_node_is_not_taken_by_another(catalog: Catalog) -> None:
+    for node in (NODE, "n2"):
+        catalog.register_node(node, 1, "elsewhere")
+    asked = catalog.ask("jobs", "1", of="n2")
+    assert catalog.take_questions(NODE) == []
+    assert [each.id for each in catalog.take_questions("n2")] == [asked]
+    catalog.unregister_node("n2")
+    with pytest.raises(ChangefeedError, match="the node that was asked has ended"):
+        NodeInquiry(catalog).spark_jobs(1, "n2")
+
+
+@pytest.mark.parametrize("name", ["orders", "a, b/c", "100 % ü", 'x"y z'])
+def test_the_tag_of_a_job_has_its_name_and_no_comma(name: str) -> None:
+    made = JobName(name, 17, "scan 3", f"public.{name}")
+    assert job_of_tag(made.tag) == made and "," not in made.tag
+    assert job_of_tag(f"other/{made.tag}") is None and job_of_tag("changefeed/1") is None
 
 
 def test_a_node_compares_a_feed_and_knows_when_nobody_waits_any_more(

@@ -102,13 +102,22 @@ CANCEL = Ability(
     "a scan or backlog that is cancelled ends its running job only",
     {"org.apache.spark.SparkContext": ("cancelJobGroupAndFutureJobs/1",)},
 )
+JOBS = Ability(
+    "jobs of a feed",
+    "SHOW CHANGEFEED f JOBS is refused; Spark's UI shows the jobs",
+    {
+        "org.apache.spark.SparkContext": ("statusStore/0",),
+        "org.apache.spark.status.AppStatusStore": ("jobsList/1", "lastStageAttempt/1"),
+        "com.fasterxml.jackson.module.scala.DefaultScalaModule$": (),
+    },
+)
 #: PySpark 4.1 and newer.
 ARROW_FUNCTIONS = Ability(
     "Python functions on columns",
     "Python functions of CDC queries are called row by row, and datasets are compared by a join",
     function="arrow_udf",
 )
-ABILITIES = (PROJECTION, PLANS, DELTA_ROUND, DELTA_LOG, FILES, CANCEL, ARROW_FUNCTIONS)
+ABILITIES = (PROJECTION, PLANS, DELTA_ROUND, DELTA_LOG, FILES, CANCEL, JOBS, ARROW_FUNCTIONS)
 
 
 @dataclass(frozen=True, slots=True)

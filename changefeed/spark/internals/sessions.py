@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.spark_jobs import JobGroup, JobName
 from changefeed.spark.internals.abilities import (
     CANCEL,
     MissingPart,
@@ -172,11 +173,23 @@ def has_ended(session: SparkSession, failure: BaseException) -> bool:
 _GONE = ("UNAVAILABLE", "INVALID_HANDLE", "SESSION_CLOSED", "SESSION_NOT_FOUND")
 
 
-def in_pool(session: SparkSession, pool: str, doing: str) -> AbstractContextManager[None]:
-    """For a block, jobs of this thread are in a pool of the scheduler, and Spark's UI describes
-    them by ``doing``; Spark Connect has neither."""
-    properties = {"spark.scheduler.pool": pool, "spark.job.description": doing}
-    return _local_properties(session, properties)
+def named(
+    session: SparkSession, work: JobName, pool: str | None = None
+) -> AbstractContextManager[None]:
+    """For a block, the name of the jobs that this thread starts, and their pool of the scheduler.
+    A group that the thread has, by which they can be cancelled, stays; Spark Connect has none of
+    these."""
+    context = context_of(session)
+    within = (context and context.getLocalProperty(_GROUP)) or work.group
+    properties = {_GROUP: within, **_described(work)}
+    return _local_properties(session, properties | ({"spark.scheduler.pool": pool} if pool else {}))
+
+
+_GROUP = "spark.jobGroup.id"
+
+
+def _described(work: JobName) -> dict[str, str]:
+    return {"spark.job.description": work.text, "spark.job.tags": work.tag}
 
 
 @contextmanager
@@ -231,27 +244,29 @@ def active(session: SparkSession) -> Iterator[SparkSession]:
                 sessions.clearActiveSession()
 
 
-def job_group(session: SparkSession, group: str | None) -> AbstractContextManager[None]:
+def job_group(session: SparkSession, group: JobGroup | None) -> AbstractContextManager[None]:
     """For a block, the name of the jobs that this thread starts. Spark Connect has no such names
     for a thread: its jobs have none."""
     if group is None:
         return nullcontext()
     # What ``SparkContext.setJobGroup`` sets.
-    of_group = {
-        "spark.jobGroup.id": group,
-        "spark.job.description": group,
-        "spark.job.interruptOnCancel": "true",
-    }
-    return _local_properties(session, of_group)
+    of_group = {_GROUP: _group_name(group), "spark.job.interruptOnCancel": "true"}
+    shown = {"spark.job.description": group} if isinstance(group, str) else _described(group)
+    return _local_properties(session, of_group | shown)
 
 
-def cancel_group(session: SparkSession, group: str) -> None:
+def _group_name(group: JobGroup) -> str:
+    return group if isinstance(group, str) else group.group
+
+
+def cancel_group(session: SparkSession, group: JobGroup) -> None:
     """Cancel the jobs of a group; with :data:`CANCEL` also those that it would start later."""
     context: Any = session.sparkContext
+    name = _group_name(group)
     if allows(session, CANCEL):
-        context._jsc.sc().cancelJobGroupAndFutureJobs(group)
+        context._jsc.sc().cancelJobGroupAndFutureJobs(name)
     else:
-        context.cancelJobGroup(group)
+        context.cancelJobGroup(name)
 
 
 def observed(seen: Observation) -> dict[str, int] | None:
