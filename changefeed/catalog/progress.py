@@ -48,6 +48,7 @@ _ASKED = ("topic", "columns", "values_from", "values_to", "partition", "joined",
 #: the original one, in their order (see jobs.py).
 _NAMES = [f.name for f in fields(TableProgress)[1:-1]]
 _VALUES = itemgetter(*map(_table.c.keys().index, _NAMES))
+_PARTS = itemgetter(*map(_table.c.keys().index, ("source", "schema", "name", "original")))
 _STATE, _DONE_UPTO = map(_NAMES.index, ("state", "done_upto"))
 #: Tables of jobs, in the order of listings.
 _WITH_JOBS = (
@@ -680,11 +681,13 @@ def _is(job_id: int, name: TableName) -> ColumnElement[bool]:
 
 def _progress(row: Row[Any], high_water: Timestamp | None = None) -> TableProgress:
     """A table, raised to the high-water of its job."""
-    values = list(_VALUES(tuple(row)))
+    cells = tuple(row)
+    values = list(_VALUES(cells))
     # Before it is made: a copy of it takes longer than all the rest.
     values[_DONE_UPTO] = _reached(values[_STATE], values[_DONE_UPTO], high_water)
-    values.append(_original(row))
-    return TableProgress(TableName(row.source, row.schema, row.name), *values)
+    source, schema, name, original = _PARTS(cells)
+    values.append(TableName(source, *original) if original else None)
+    return TableProgress(TableName(source, schema, name), *values)
 
 
 def _parts(name: TableName | None) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -10,11 +11,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import cast
+from unittest.mock import MagicMock
 
 import pytest
 
+from changefeed import service
 from changefeed.app import Application
 from changefeed.service import notify_manager, serve_until_stopped
 
@@ -118,3 +122,20 @@ def test_a_manager_that_is_gone_or_was_never_there(
     notify_manager("STOPPING=1")
     monkeypatch.delenv("NOTIFY_SOCKET")
     notify_manager("STOPPING=1")
+
+
+_WITHOUT = {"loading": nullcontext, "faulthandler": MagicMock(), "Standby": MagicMock()}
+
+
+def test_a_node_looks_seldom_for_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, instead in _WITHOUT.items():
+        monkeypatch.setattr(service, name, instead)
+    monkeypatch.setattr("changefeed.app.load_node", MagicMock())
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700)
+        with service.node_process("state"):
+            # More than a listing of two hundred feeds makes: see COLLECTED.
+            assert gc.get_threshold()[0] > 9_000
+    finally:
+        gc.set_threshold(*before)
