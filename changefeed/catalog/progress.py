@@ -296,7 +296,8 @@ class Progress(CatalogPart):
         with self._database.read() as transaction:
             rows = transaction.execute(query).all()
         return frozenset(
-            (int(row.job_id), str(_original(row) or TableName(*row[1:4]))) for row in rows
+            (int(row.job_id), str(_original(row.source, row.original) or TableName(*row[1:4])))
+            for row in rows
         )
 
     def add_tables(self, job_id: int, added: Iterable[TableProgress]) -> None:
@@ -686,7 +687,7 @@ def _progress(row: Row[Any], high_water: Timestamp | None = None) -> TableProgre
     # Before it is made: a copy of it takes longer than all the rest.
     values[_DONE_UPTO] = _reached(values[_STATE], values[_DONE_UPTO], high_water)
     source, schema, name, original = _PARTS(cells)
-    values.append(TableName(source, *original) if original else None)
+    values.append(_original(source, original))
     return TableProgress(TableName(source, schema, name), *values)
 
 
@@ -694,5 +695,5 @@ def _parts(name: TableName | None) -> tuple[str, ...]:
     return () if name is None else (name.schema, name.name)
 
 
-def _original(row: Any) -> TableName | None:
-    return TableName(row.source, *row.original) if row.original else None
+def _original(source: str, parts: Sequence[str]) -> TableName | None:
+    return TableName(source, *parts) if parts else None
