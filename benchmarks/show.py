@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import statistics
 import subprocess
 import time
@@ -109,6 +110,8 @@ def main() -> None:
                     [
                         tool,
                         "record",
+                        "--nonblocking",  # else it stops the node's threads half of the time
+                        "--gil",
                         "-r",
                         "200",
                         "-f",
@@ -122,7 +125,7 @@ def main() -> None:
             for name, ask in asked.items():
                 print(f"{name}: {measured(ask, given.rounds, node)}", flush=True)
             if profiler is not None:
-                profiler.terminate()
+                profiler.send_signal(signal.SIGINT)  # at another one it writes nothing
                 profiler.wait()
         before, began = sum(node.cpu_times()[:2]), time.monotonic()
         time.sleep(20)
