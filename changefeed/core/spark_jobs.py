@@ -15,12 +15,14 @@ class JobName:
         feed, job_id: the feed.
         step: what they do, as ``scan 3``.
         table: what they do it with; empty if it is not one table.
+        state: id of the state that has the feed: several may use one Spark.
     """
 
     feed: str
     job_id: int
     step: str
     table: str = ""
+    state: str = ""
 
     @property
     def group(self) -> str:
@@ -35,7 +37,7 @@ class JobName:
     @property
     def tag(self) -> str:
         """All that :func:`job_of_tag` needs. It has no comma, which separates Spark's tags."""
-        known = (str(self.job_id), self.feed, self.table, self.step)
+        known = (self.state, str(self.job_id), self.feed, self.table, self.step)
         return "/".join([_TAG, *(quote(part, safe="") for part in known)])
 
 
@@ -48,10 +50,10 @@ _TAG = "changefeed"
 def job_of_tag(tag: str) -> JobName | None:
     """The inverse of :attr:`JobName.tag`; None of another tag."""
     first, *parts = tag.split("/")
-    if first != _TAG or len(parts) != 4:
+    if first != _TAG or len(parts) != 5:
         return None
-    job_id, feed, table, step = map(unquote, parts)
-    return JobName(feed, int(job_id), step, table)
+    state, job_id, feed, table, step = map(unquote, parts)
+    return JobName(feed, int(job_id), step, table, state)
 
 
 @dataclass(frozen=True, slots=True)

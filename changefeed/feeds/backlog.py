@@ -251,7 +251,9 @@ class Backlog:
     ) -> BacklogResult:
         number, upto = next(_numbers), found.upto
         name = feed.job.name
-        group = JobName(name, feed.job.id, f"backlog {number}")
+        group = JobName(
+            name, feed.job.id, f"backlog {number}", state=self._sink_session.context().state
+        )
         barrier = WriteBarrier(self._task_lease)
         text = f"backlog of {found.rows:,} rows as a Spark job of {lanes} lanes"
         log.info("feed %s: %s, up to %s (%s)", name, text, upto, choice.reason)

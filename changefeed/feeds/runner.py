@@ -435,6 +435,7 @@ class FeedRunner:
         host = ScanHost(
             name=feed.job.name,
             job_id=self.job_id,
+            state=self.catalog.state_id,
             source_runtime=self.source_runtime,
             spark=spark,
             sinks=self.sink_session,

@@ -447,7 +447,7 @@ class Node:
         nothing."""
         if node is not None and node != self.id:
             return NodeInquiry(self.catalog).spark_jobs(feed, node)
-        return self.spark.jobs_of(feed)
+        return self.spark.jobs_of(self.catalog.state_id, feed)
 
     def query_sessions(self) -> QuerySessions:
         """The Spark sessions that evaluate CDC queries here; Spark starts with the first query."""

@@ -56,7 +56,7 @@ class FeedQuery:
         self._catalog = catalog
         self._sessions = sessions
         lookups = sessions.lookups(lookup_refresh)
-        work = JobName(job.name, job.id, "query")
+        work = JobName(job.name, job.id, "query", state=catalog.state_id)
         self._evaluator = Evaluator(sessions, lookups=lookups, engine=engine, note=note, work=work)
         self._compiled: dict[TableSchema, CompiledQuery] = {}
         self._lock = threading.Lock()

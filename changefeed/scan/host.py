@@ -78,6 +78,7 @@ class ScanHost:
 
     Attributes:
         name, job_id: the feed's.
+        state: id of the state that has it.
         source_runtime: the source whose tables are read.
         spark: Spark, started on first use.
         sinks: the feed's sink objects.
@@ -126,6 +127,7 @@ class ScanHost:
     rows: Callable[[TableSchema, pa.Table], pa.Table]
     target: Callable[[TableName], Target]
     refuse_row: Callable[[TableSchema, pa.Table, ChangefeedError, int], None] | None = None
+    state: str = ""
 
     def wake(self) -> None:
         """Let the feed's thread look at the scan."""

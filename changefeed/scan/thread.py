@@ -120,7 +120,7 @@ class SnapshotScan(threading.Thread):
         self._host = host
         self._clock = clock
         self._stopping = threading.Event()
-        self._group = JobName(host.name, host.job_id, f"scan {next(_NUMBERS)}")
+        self._group = JobName(host.name, host.job_id, f"scan {next(_NUMBERS)}", state=host.state)
         self._began = 0.0
         #: What the scan waits for before it reads.
         self._waits = ""

@@ -199,8 +199,8 @@ class NodeSpark:
                 status = f"not available: {error.message}"
         return SparkReport(status, self.master, state.cores)
 
-    def jobs_of(self, feed: int) -> SparkJobs:
-        """The jobs of a feed; starts nothing.
+    def jobs_of(self, state: str, feed: int) -> SparkJobs:
+        """The jobs of a feed of a state; starts nothing.
 
         Raises:
             ChangefeedError: CF4003, this Spark does not let see its jobs.
@@ -209,7 +209,7 @@ class NodeSpark:
         if life is None or not life.usable:
             return SparkJobs(idle=f"Spark runs no job: {self.report().status}")
         try:
-            return SparkJobs(jobs_of(life.session.result(), feed))
+            return SparkJobs(jobs_of(life.session.result(), state, feed))
         except ChangefeedError:
             raise
         except Exception as failure:

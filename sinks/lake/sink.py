@@ -599,7 +599,8 @@ class LakeSink(TableSink):
         name = target.topic if target else ""
         with self._spark.use(packs=self._place.packs) as base:
             pool = f"lake-{self._opened.job_id}"
-            work = JobName(self._opened.feed, self._opened.job_id, step, name)
+            opened = self._opened
+            work = JobName(opened.feed, opened.job_id, step, name, opened.state)
             try:
                 with named(base, work, pool), active(self._own_session(base)) as session:
                     yield session

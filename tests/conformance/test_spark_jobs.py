@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,14 @@ from tests.helpers.waiting import until
 pytestmark = pytest.mark.spark
 
 FEED = 4711
-SCAN = JobName("a, b", FEED, "scan 1", "public.t")
+SCAN = JobName("a, b", FEED, "scan 1", "public.t", "s")
 GROUP, DESCRIPTION, TAGS = "spark.jobGroup.id", "spark.job.description", "spark.job.tags"
 
 
 def test_jobs_have_the_name_of_their_work_and_the_group_that_cancels_them(
     spark_engine: NodeSpark, tmp_path: Path
 ) -> None:
-    query = JobName("a, b", FEED, "query", "public.t")
+    query = JobName("a, b", FEED, "query", "public.t", "s")
     with spark_engine.use(SCAN) as session:
         context = session.sparkContext
         assert context.getLocalProperty(GROUP) == "changefeed a, b scan 1"
@@ -37,14 +38,20 @@ def test_jobs_have_the_name_of_their_work_and_the_group_that_cancels_them(
             with pytest.raises(Exception, match="s3cret"):
                 session.sql("SELECT raise_error('s3cret') FROM range(1)").collect()
         assert context.getLocalProperty(TAGS) == SCAN.tag
-    with spark_engine.use("something else") as session, named(session, JobName("g", 1, "query")):
+    with (
+        spark_engine.use("something else") as session,
+        named(session, replace(SCAN, state="another")),
+    ):
         session.range(1).collect()
 
     def ended() -> bool:
-        return [job.status for job in spark_engine.jobs_of(FEED).jobs] == ["failed", "succeeded"]
+        return [job.status for job in spark_engine.jobs_of("s", FEED).jobs] == [
+            "failed",
+            "succeeded",
+        ]
 
     until(ended, "both jobs have ended")
-    failed, written = spark_engine.jobs_of(FEED).jobs
+    failed, written = spark_engine.jobs_of("s", FEED).jobs
     assert (failed.step, written.step, written.table) == ("query", "scan 1", "public.t")
     assert (written.tasks, written.done, written.failed) == (2, 2, 0)
     assert failed.failed >= 1 and failed.ended is not None and failed.ended >= failed.started
@@ -67,12 +74,12 @@ def test_a_spark_that_keeps_its_jobs_to_itself(
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value, raising=False)
             with pytest.raises(ChangefeedError, match=r"see its jobs|Spark Connect") as caught:
-                spark_engine.jobs_of(FEED)
+                spark_engine.jobs_of("s", FEED)
         assert caught.value.code is Code.SPARK_NOT_AVAILABLE and caught.value.hint
 
 
 def test_a_spark_that_was_not_started_is_not_started(tmp_path: Path) -> None:
     spark = NodeSpark(scratch=tmp_path)
-    found = spark.jobs_of(FEED)
+    found = spark.jobs_of("s", FEED)
     assert not found.jobs and "not started" in found.idle
     assert spark.starts == 0

@@ -188,7 +188,7 @@ def test_a_question_to_one_node_is_not_taken_by_another(catalog: Catalog) -> Non
 
 @pytest.mark.parametrize("name", ["orders", "a, b/c", "100 % ü", 'x"y z'])
 def test_the_tag_of_a_job_has_its_name_and_no_comma(name: str) -> None:
-    made = JobName(name, 17, "scan 3", f"public.{name}")
+    made = JobName(name, 17, "scan 3", f"public.{name}", "s")
     assert job_of_tag(made.tag) == made and "," not in made.tag
     assert job_of_tag(f"other/{made.tag}") is None and job_of_tag("changefeed/1") is None
 

@@ -73,6 +73,7 @@ def test_every_table_counts_before_the_first_row(monkeypatch: pytest.MonkeyPatch
     host = SimpleNamespace(
         name="f",
         job_id=1,
+        state="s",
         source_runtime=runtime,
         needs_spark=False,
         asked_engine=EngineOption.AUTO,

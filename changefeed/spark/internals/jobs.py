@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def jobs_of(session: SparkSession, feed: int) -> list[SparkJob]:
-    """The jobs of a feed that run, and those that have ended and are kept; the newest first.
+def jobs_of(session: SparkSession, state: str, feed: int) -> list[SparkJob]:
+    """The jobs of a state's feed that run, and those that have ended and are kept; newest first.
 
     Raises:
         ChangefeedError: CF4003, this Spark does not let see its jobs.
@@ -34,9 +34,13 @@ def jobs_of(session: SparkSession, feed: int) -> list[SparkJob]:
         raise ChangefeedError(
             Code.SPARK_NOT_AVAILABLE,
             "this Spark does not let programs see its jobs",
-            hint=f"its UI shows them; their tags begin with changefeed/{feed}/.",
+            hint=f"its UI shows them; their tags begin with changefeed/{state}/{feed}/.",
         ) from failure
-    found = [_shown(job, name, store) for job, name in store.named() if name.job_id == feed]
+    found = [
+        _shown(job, name, store)
+        for job, name in store.named()
+        if (name.state, name.job_id) == (state, feed)
+    ]
     return sorted(found, key=lambda job: job.id, reverse=True)
 
 
