@@ -18,10 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from changefeed.core.clock import SYSTEM_CLOCK, Clock
 from changefeed.core.spark_sql import quoted
 from changefeed.spark.internals.abilities import DELTA_LOG, allows
 from changefeed.spark.internals.delta import TRANSACTION, DeltaTableLog
 from sinks.lake import delta_round
+from sinks.lake.small.commit_log import UNREADABLE, CommitLog
+from sinks.lake.small.creation import create_table
+from sinks.lake.small.rounds import SmallLimits
 from sinks.lake.table import (
     APPLIED,
     LakeTable,
@@ -71,6 +75,8 @@ _PROPERTIES = {
     "delta.checkpointInterval": "50",
 }
 
+_DEFAULTS = "spark.databricks.delta.properties.defaults."
+
 #: How long files of removed rows stay, 7 days by default, and how long versions can be read, 30
 #: days: Delta takes no log that is shorter than those. And as we set them.
 _RETENTION = ("delta.deletedFileRetentionDuration", "delta.logRetentionDuration")
@@ -81,6 +87,10 @@ class DeltaTable(LakeTable):
     """One directory."""
 
     format: ClassVar[str] = "delta"
+    #: Of this machine; None: the table is elsewhere, or that is not known.
+    folder: Path | None = None
+    #: Says when it was created.
+    clock: Clock = SYSTEM_CLOCK
 
     @property
     def path(self) -> str:
@@ -92,14 +102,19 @@ class DeltaTable(LakeTable):
         return f"delta.{quoted(self.path)}"
 
     def exists(self) -> bool:
-        return self._recorded.exists()
+        return self._commits is not None or self._recorded.exists()
 
     def setting(self, name: str) -> str | None:
-        return self._recorded.property(name)
+        commits = self._commits
+        return self._recorded.property(name) if commits is None else commits.setting(name)
 
     def applied(self) -> AppliedVersion:
-        found = AppliedVersion()
-        for name, number in self._recorded.applications():
+        commits, found = self._commits, AppliedVersion()
+        if commits is None:
+            applications = self._recorded.applications()
+        else:
+            applications = [(its["appId"], its["version"]) for its in commits.applications.values()]
+        for name, number in applications:
             application, _, version = name.partition(":")
             if application == APPLICATION:
                 said = AppliedVersion(int(version), number) if version else AppliedVersion(number)
@@ -107,7 +122,17 @@ class DeltaTable(LakeTable):
         return found
 
     def empty(self) -> bool:
-        return self._recorded.files() == 0
+        commits = self._commits
+        return not (self._recorded.files() if commits is None else commits.files)
+
+    @property
+    def _commits(self) -> CommitLog | None:
+        """The log in its folder, if it is on this machine and of a form that is read here. Spark
+        computes what it says by a job."""
+        if self.folder is not None:
+            with suppress(OSError, *UNREADABLE):
+                return CommitLog(self.folder, SmallLimits().files)
+        return None
 
     @property
     def _recorded(self) -> DeltaTableLog | _ByStatements:
@@ -122,10 +147,19 @@ class DeltaTable(LakeTable):
         order = f" PARTITIONED BY ({parts_sql(partitions)})" if partitions else ""
         if clusters and not partitions:
             order = f" CLUSTER BY ({parts_sql(clusters)})"
+        wanted = {**_PROPERTIES, **properties}
+        if self.folder is not None and not order and not self._has_defaults():
+            millis = self.clock.now().wall // 1_000_000
+            if create_table(self.folder, columns, wanted, millis):
+                return
         self.session.sql(
             f"CREATE TABLE IF NOT EXISTS {self.ident} ({columns_sql(columns)}) USING delta{order} "
-            f"{properties_sql({**_PROPERTIES, **properties})}"
+            f"{properties_sql(wanted)}"
         )
+
+    def _has_defaults(self) -> bool:
+        """Whether the session has properties for each new table."""
+        return any(name.startswith(_DEFAULTS) for name in self.session.conf.getAll)
 
     def noted(self, notes: Mapping[str, str], applied: AppliedVersion | None) -> dict[str, str]:
         settings = {"spark.databricks.delta.commitInfo.userMetadata": as_json(notes)}

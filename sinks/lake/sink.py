@@ -28,10 +28,10 @@ from changefeed.options import (
     OPTIMIZE,
     Feature,
 )
+from changefeed.spark.internals.files import is_of_this_machine
 from changefeed.spark.internals.sessions import (
     active,
     another_session,
-    is_classic,
     named,
     with_settings,
 )
@@ -104,6 +104,7 @@ class LakeTarget:
         scan: the scan whose rows it has, if it has no key.
         filled: the scan that found it empty, and since then nothing failed: each of its rows is
             new, and there are no older rows to remove.
+        made: it was created by the work that is being done, and is empty.
     """
 
     table: LakeTable
@@ -112,11 +113,12 @@ class LakeTarget:
     shape: str = ""
     scan: Timestamp | None = None
     filled: Timestamp | None = None
+    made: bool = False
 
     def forget(self) -> None:
         """Look at everything again."""
         self.owner = self.floor = self.scan = self.filled = None
-        self.shape = ""
+        self.shape, self.made = "", False
 
 
 class LakeSink(TableSink):
@@ -145,6 +147,8 @@ class LakeSink(TableSink):
         self._session: SparkSession | None = None
         self._base: SparkSession | None = None
         self._targets: dict[str, LakeTarget] = {}
+        #: Where the tables are, if that is on this machine.
+        self._folder: Path | None = None
         self._few: dict[str, SmallRounds] = {}
         self._staged: dict[str, StagedFile] = {}
         self._numbers = itertools.count(1)
@@ -439,7 +443,7 @@ class LakeSink(TableSink):
         """Commit few rows without Spark; false: only Spark can, or should look at the table first.
         ``applied`` is None for rows of a scan."""
         target, schema = files[0].target, files[0].schema
-        known, folder = self._targets.get(target.topic), self._place.folder
+        known, folder = self._targets.get(target.topic), self._folder
         if (
             folder is None
             or known is None
@@ -448,7 +452,6 @@ class LakeSink(TableSink):
             or self._policy.soft
             or any(file.incomplete for file in files)
             or sum(file.rows for file in files) > self.small.rows
-            or not is_classic(known.table.session)  # its files may be of another machine
         ):
             return False
         few = self._few.get(target.topic)
@@ -505,7 +508,7 @@ class LakeSink(TableSink):
         """Whether a scan fills a table that was empty when it began: it has each key once. After a
         failure it is not known what there is of its rows, so they are merged."""
         if known.filled != epoch.upto and self._policy.mode(schema) is not MergeMode.COUNT:
-            known.filled = epoch.upto if known.table.empty() else None
+            known.filled = epoch.upto if known.made or known.table.empty() else None
         return known.filled == epoch.upto
 
     # -- what is known of tables ------------------------------------------------------------
@@ -533,6 +536,8 @@ class LakeSink(TableSink):
         if found is None or found.table.session is not session:
             kind = delta.DeltaTable if self._place.format == "delta" else iceberg.IcebergTable
             table = kind(session, self._place, name, self._policy, self._options)
+            if isinstance(table, delta.DeltaTable) and self._folder is not None:
+                table.folder, table.clock = self._folder / name, self.clock
             if isinstance(table, iceberg.IcebergTable):
                 table.spread_rows = self.spread_rows
                 table.filtered_bytes = self.filtered_bytes
@@ -547,8 +552,9 @@ class LakeSink(TableSink):
             with self._working(step, target, schema) as session:
                 known = self._known(session, target.topic)
                 owner = self._own(known, target, schema)
+                known.made = False
                 if known.shape != schema.fingerprint():
-                    known.table.ensure(schema, owner)
+                    known.made = known.table.ensure(schema, owner)
                     known.shape = schema.fingerprint()
                     self._forget_few(target.topic)
                 yield known
@@ -624,6 +630,7 @@ class LakeSink(TableSink):
                 own = dict(self._place.settings)
             self._session = with_settings(another_session(base), {**known, **own})
             self._base = base
+            self._folder = self._place.folder if is_of_this_machine(base) else None
         return self._session
 
     @property

@@ -23,7 +23,7 @@ from changefeed.core.events import Truncate
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.types import LogicalType
 from changefeed.spark.session import NodeSpark
-from sinks.base import Batch, Epoch
+from sinks.base import Batch, Epoch, Target
 from sinks.lake.place import place_of
 from sinks.lake.small.commit_log import CommitLog
 from sinks.lake.small.key_index import KeyIndex
@@ -95,6 +95,43 @@ def test_rounds_after_the_first_need_no_spark(bench: Bench) -> None:
     assert [metrics[name] for name in picked] == ["3", "1", "1", "1", "2"]
     notes = json.loads(history[0][names.index("userMetadata")])
     assert notes["changefeed.resolved"] and notes["changefeed.applied"]
+
+
+def test_a_table_that_the_node_makes_is_one_that_spark_makes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its features, properties and columns but for the names of columns in files; and Spark can
+    alter it."""
+    usable = [v for v in VALUES if not v[0].startswith("array")]
+    schema = schema_of(*((logical, physical) for logical, physical, _, _ in usable))
+    root = Path(place_of(bench.lake.uri).root)
+    seen = []
+    for name in ("t", "u"):
+        bench.target = Target(schema.table, name)
+        if name == "u":
+            monkeypatch.setattr("sinks.lake.delta.create_table", lambda *_: False)
+        bench.round(schema, 1000, ("c", (1, *(v for _, _, v, _ in usable))))
+        log = CommitLog(root / name, 10)
+        fields = [{**field, "metadata": sorted(field["metadata"])} for field in log.fields]
+        protocol = {k: set(v) if isinstance(v, list) else v for k, v in log.protocol.items()}
+        kept = ("format", "partitionColumns", "configuration")
+        seen.append((fields, protocol, {k: log.metadata[k] for k in kept}))
+        alter = f"ALTER TABLE {bench.lake.table(name)} "
+        bench.lake.query(alter + "RENAME COLUMN v0 TO w0")
+        bench.lake.query(alter + "ADD COLUMNS (more string)")
+        bench.lake.query(alter + "DROP COLUMN v1")
+        found = bench.lake.query(f"select id, w0, more from {{{name}}}")
+        assert found == [(1, True, None)]
+    (fields, protocol, metadata), by_spark = seen
+    assert (fields, protocol) == by_spark[:2]
+    assert metadata == by_spark[2]
+    assert [
+        json.loads((root / name / "_delta_log" / f"{0:020d}.json").read_text().splitlines()[0])[
+            "commitInfo"
+        ]["engineInfo"]
+        == "changefeed"
+        for name in ("t", "u")
+    ] == [True, False]
 
 
 def test_values_are_those_that_spark_writes(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,23 @@ from changefeed.spark.internals.abilities import jvm_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+log = logging.getLogger("changefeed.spark")
+
+
+def is_of_this_machine(session: SparkSession) -> bool:
+    """Whether Spark takes a path without a scheme for one of this machine. False, too, if that is
+    not known: of Spark Connect, whose server may be anywhere."""
+    try:
+        java = jvm_of(session)
+        context: Any = session.sparkContext
+        settings = context._jsc.hadoopConfiguration()
+        default = java.org.apache.hadoop.fs.FileSystem.getDefaultUri(settings)
+        return str(default.getScheme()) == "file"
+    except Exception as failure:  # whichever way a session refuses its JVM
+        log.debug("the default filesystem of Spark is not known: %s", type(failure).__name__)
+        return False
 
 
 class HadoopFiles:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,10 @@ FileKey = tuple[str, str]
 
 class UnknownLog(Exception):
     """A log that is not read here: of a newer form, damaged, or too large."""
+
+
+#: What a log, a vector or a data file raises that is damaged, or of a form that is not known here.
+UNREADABLE = (UnknownLog, ValueError, LookupError, struct.error, pa.ArrowException)
 
 
 class CommitLog:
@@ -290,6 +295,31 @@ def seconds_of(interval: str | None, default: float) -> float | None:
         return default
     found = _SECONDS.match(interval.strip())
     return float(found[1]) * _UNITS[found[2].lower()] if found else None
+
+
+def commit_info(
+    read: int,
+    millis: int,
+    operation: str,
+    parameters: Mapping[str, str],
+    metrics: Mapping[str, int],
+    more: Action,
+) -> Action:
+    """What a commit says of itself; ``read`` is the version that it follows, -1: none."""
+    version = {} if read < 0 else {"readVersion": read}
+    return {
+        "commitInfo": {
+            "timestamp": millis,
+            "operation": operation,
+            "operationParameters": dict(parameters),
+            **version,
+            "isBlindAppend": False,
+            "operationMetrics": {name: str(value) for name, value in metrics.items()},
+            "engineInfo": "changefeed",
+            "txnId": str(uuid.uuid4()),
+            **more,
+        }
+    }
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import struct
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,14 @@ import pyarrow.parquet as pq
 from changefeed.core.clock import Clock
 from changefeed.core.durable import sync_path
 from changefeed.core.schema import TableSchema
-from sinks.lake.small.commit_log import Action, CommitLog, UnknownLog, file_key, write_durably
+from sinks.lake.small.commit_log import (
+    UNREADABLE,
+    Action,
+    CommitLog,
+    commit_info,
+    file_key,
+    write_durably,
+)
 from sinks.lake.small.key_index import (
     Flags,
     KeyBits,
@@ -49,8 +55,6 @@ log = logging.getLogger("changefeed.sinks.lake")
 _OURS, _SMALL_FILE = "changefeed-", 8 << 20
 #: After so many failures of the disk in a row, the rounds of a table are Spark's.
 _MOST_FAILURES = 3
-#: What a log, a vector or a data file raises that is damaged, or of a form that is not known here.
-_UNREADABLE = (UnknownLog, ValueError, LookupError, struct.error, pa.ArrowException)
 #: How often a round is tried when others commit to the table at the same time.
 _ATTEMPTS = 3
 
@@ -254,7 +258,7 @@ class SmallRounds:
                     return True
         except NotHere as reason:
             log.debug("a round of %s goes to Spark: %s", self._folder.name, reason)
-        except _UNREADABLE as reason:
+        except UNREADABLE as reason:
             log.info("rounds of %s go to Spark: %s", self._folder.name, reason)
             self._refused = shape
             self.close()
@@ -313,7 +317,7 @@ class SmallRounds:
                 table.checkpoint(self._millis())
                 if known.index.entries > 2 * known.rows + self._limits.spare_entries:
                     self.close()  # keys of deleted rows: the next round makes another index
-        except (NotHere, OSError, *_UNREADABLE) as failure:
+        except (NotHere, OSError, *UNREADABLE) as failure:
             # Readers do with what there is, and Spark's next commit may make a checkpoint.
             log.warning("no upkeep of %s: %s", self._folder.name, type(failure).__name__)
             self.close()
@@ -424,9 +428,10 @@ class _Round:
             "numTargetFilesAdded": added,
             "numOutputRows": updated + counts["numTargetRowsInserted"],
         }
-        parameters = ("predicate", "matchedPredicates", "notMatchedPredicates")
+        names = ("predicate", "matchedPredicates", "notMatchedPredicates")
+        parameters, version = dict.fromkeys(names, "[]"), self._log.version
         more = {"isolationLevel": "Serializable", "userMetadata": notes.user}
-        return _commit_info(self._log, self._millis, "MERGE", parameters, metrics, more)
+        return commit_info(version, self._millis, "MERGE", parameters, metrics, more)
 
     def _remember(
         self,
@@ -475,29 +480,6 @@ def _without_file(action: Action, millis: int, *, change: bool = True) -> Action
     return {"remove": removed | more}
 
 
-def _commit_info(
-    table: CommitLog,
-    millis: int,
-    operation: str,
-    parameters: Sequence[str],
-    metrics: Mapping[str, int],
-    more: Action,
-) -> Action:
-    return {
-        "commitInfo": {
-            "timestamp": millis,
-            "operation": operation,
-            "operationParameters": dict.fromkeys(parameters, "[]"),
-            "readVersion": table.version,
-            "isBlindAppend": False,
-            "operationMetrics": {name: str(value) for name, value in metrics.items()},
-            "engineInfo": "changefeed",
-            "txnId": str(uuid.uuid4()),
-            **more,
-        }
-    }
-
-
 def _join_files(known: _IndexedTable, millis: int, many: int) -> None:
     """Make one file of the many small ones that rounds have left, in a commit of its own.
 
@@ -538,7 +520,8 @@ def _join_files(known: _IndexedTable, millis: int, many: int) -> None:
     ]
     metrics = {"numAddedFiles": 1, "numRemovedFiles": len(gone)}
     more = {"isolationLevel": "SnapshotIsolation"}
-    info = _commit_info(table, millis, "OPTIMIZE", ("predicate", "zOrderBy"), metrics, more)
+    parameters = {"predicate": "[]", "zOrderBy": "[]"}
+    info = commit_info(table.version, millis, "OPTIMIZE", parameters, metrics, more)
     if not table.commit([info, *gone, added]):
         (table.folder / added["add"]["path"]).unlink(missing_ok=True)
         return

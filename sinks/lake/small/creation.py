@@ -1,0 +1,101 @@
+"""A new Delta table in a folder of this machine: its first commit, which has no rows.
+
+Format: Delta's protocol, *Change Metadata*, *Column Mapping*, *Table Features*. The table is as
+Delta 4.4 makes it by CREATE TABLE, which takes Spark a third of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from changefeed.core.durable import sync_path
+from sinks.lake.small.commit_log import Action, commit_info, write_durably
+from sinks.lake.small.values import DELTA_NAMES, NotHere, arrow_type
+
+_FEATURES = ["deletionVectors", "columnMapping"]
+_OF_WRITERS = ["invariants", "appendOnly"]
+
+
+def create_table(
+    folder: Path, columns: Mapping[str, str], properties: Mapping[str, str], millis: int
+) -> bool:
+    """Create a table whose columns have names of their own and deletion vectors; false: only Spark
+    can, or there is something in the folder, and nothing was done.
+
+    Args:
+        columns: name -> type, as SQL writes it.
+        properties: the table's.
+        millis: the time, since 1970.
+    """
+    kinds = [DELTA_NAMES.get(kind, kind) for kind in columns.values()]
+    try:
+        for kind in kinds:
+            arrow_type(kind)
+    except NotHere:
+        return False
+    if len({name.lower() for name in columns}) < len(columns):
+        return False
+    commits = folder / "_delta_log"
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            return False
+        commits.mkdir(parents=True)
+        first = commits / f"{0:020d}.json"
+        fresh = commits / f".{first.name}.{uuid.uuid4().hex}"
+        actions = _actions(dict(zip(columns, kinds, strict=True)), properties, millis)
+        try:
+            write_durably(fresh, "".join(json.dumps(each) + "\n" for each in actions).encode())
+            os.link(fresh, first)
+        finally:
+            fresh.unlink(missing_ok=True)
+        for path in (commits, folder, folder.parent):
+            sync_path(path)
+    except OSError:  # Spark's CREATE TABLE says what is wrong
+        return False
+    return True
+
+
+def _actions(
+    columns: Mapping[str, str], properties: Mapping[str, str], millis: int
+) -> list[Action]:
+    fields = [
+        {
+            "name": name,
+            "type": kind,
+            "nullable": True,
+            "metadata": {
+                "delta.columnMapping.id": number,
+                "delta.columnMapping.physicalName": f"col-{uuid.uuid4()}",
+            },
+        }
+        for number, (name, kind) in enumerate(columns.items(), 1)
+    ]
+    features = [*_FEATURES, *(["timestampNtz"] if "timestamp_ntz" in columns.values() else [])]
+    configuration = {**properties, "delta.columnMapping.maxColumnId": str(len(fields))}
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}, separators=(",", ":")),
+        "partitionColumns": [],
+        "configuration": configuration,
+        "createdTime": millis,
+    }
+    protocol = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": features,
+        "writerFeatures": [*features, *_OF_WRITERS],
+    }
+    parameters = {
+        "partitionBy": "[]",
+        "clusterBy": "[]",
+        "isManaged": "false",
+        "properties": json.dumps(configuration),
+    }
+    more = {"isolationLevel": "Serializable", "isBlindAppend": True}
+    info = commit_info(-1, millis, "CREATE TABLE", parameters, {}, more)
+    return [info, {"metaData": metadata}, {"protocol": protocol}]
