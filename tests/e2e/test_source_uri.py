@@ -143,11 +143,11 @@ def subscribed(shop: Database, reader: str = "audit") -> Subscription:
 
 
 def names(subscription: Subscription) -> list[str]:
-    """The names in the next part, which is committed."""
+    """The names in the next part, which is committed: then the files of a scan may go."""
     found = subscription.next(SECONDS)
     assert found is not None, "nothing came"
-    subscription.commit()
     values: list[str] = found.table()["name"].to_pylist()
+    subscription.commit()
     return values
 
 

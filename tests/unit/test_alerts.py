@@ -153,7 +153,7 @@ def test_what_a_channel_did_not_take_is_sent_later(
     assert [[alert.ended is not None for alert in alerts] for alerts in other.got] == [
         [False, True]
     ]
-    assert [record.message for record in caplog.records] == ["alerts: CF5001 away"]
+    assert [record.getMessage() for record in caplog.records] == ["alerts: CF5001 away"]
 
 
 def test_one_node_sends_and_another_begins_anew(bench: Bench) -> None:

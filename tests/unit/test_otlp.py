@@ -186,7 +186,8 @@ def test_what_is_not_taken_is_said_once(
     one.turn()
     server.judge = lambda body: 400
     one.turn()
-    said = [record.message for record in caplog.records if "otlp" in record.message]
+    logged = [record.getMessage() for record in caplog.records]
+    said = [message for message in logged if "otlp" in message]
     assert said == [f"otlp: 127.0.0.1:{server.port} does not take metrics"] * 2
 
 

@@ -108,7 +108,7 @@ def test_a_jvm_that_ends_by_itself_is_missed(caplog: pytest.LogCaptureFixture) -
         life._watch()
         life.jvm.close_stdin()
     assert [error.message for error in found] == ["Spark's JVM ended (killed by signal 9)"]
-    assert [record.message for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "CF4002 Spark's JVM ended (killed by signal 9)"
     ]
     spark = NodeSpark()
