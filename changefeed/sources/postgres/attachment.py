@@ -405,7 +405,8 @@ class PostgresAttachment(Attachment):
             patience.create_slot(connection, self.slot, failover=failover)
             return
         with self._readers.session("make the replication slot on the standby") as reader:
-            if slots.slot_state(reader, self.slot).exists:
+            state = slots.slot_state(reader, self.slot)
+            if state.exists and not state.unfinished:
                 return
             standby.await_replay(connection, reader)
             least = 0.0 if standby.prompts(connection) else standby.UNPROMPTED_SECONDS

@@ -312,6 +312,13 @@ def slot_problem(
     again = f"SELECT pg_drop_replication_slot('{slot}'); {make}"
     if not state.exists:
         return _wrong(f"replication slot {slot} does not exist", make)
+    if state.unfinished:
+        return ChangefeedError(
+            Code.SOURCE_BUSY,
+            f"replication slot {slot} is being made by the server process {state.active_pid}",
+            hint=f"SELECT * FROM pg_stat_activity WHERE pid = {state.active_pid}; "
+            "-- it waits for transactions that are open",
+        )
     database = connection.info.dbname
     if state.plugin != "pgoutput" or state.database != database:
         kind = f"plugin {state.plugin}" if state.plugin else "physical"

@@ -48,6 +48,12 @@ class SlotState:
     reason: str = ""
     failover: bool = False
 
+    @property
+    def unfinished(self) -> bool:
+        """A session is still making it: the server shows a logical slot before it has a plugin
+        and a position, and removes it again if the session gives up."""
+        return bool(self.database) and not self.confirmed and self.active_pid is not None
+
 
 def slot_state(connection: PsycopgConnection, slot: str) -> SlotState:
     """What ``pg_replication_slots`` says, with the columns this server version has."""
@@ -126,42 +132,63 @@ def create_slot(
     primary: PsycopgConnection | None = None,
     *,
     failover: bool = True,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> bool:
     """Make the slot unless it is there; True when it was made.
 
     Waits until the transactions that are writing now have ended (so does the server), but not
-    for ever. They are those of ``primary``, where the slot is made on a standby. ``failover``:
-    standbys that synchronise slots have it, where the server can.
+    for ever; so does one that another session is making. They are those of ``primary``, where the
+    slot is made on a standby. ``failover``: standbys that synchronise slots have it, where the
+    server can.
 
     Raises:
         psycopg.Error: no free slot, right missing.
         ChangefeedError: CF2003 when another kind of slot has the name; CF2005 when a
             transaction outlasts ``seconds``.
     """
-    state = slot_state(connection, slot)
-    if not state.exists:
-        # A failover slot is copied to standbys that ask for it, so that the feeds go on
-        # after a promotion; without such a standby it behaves like any other.
-        kept = ", false, false, true" if failover and _has_failover(connection) else ""
-        try:
-            # Waiting for a transaction is waiting for a lock of its own.
-            connection.execute(f"SET statement_timeout = '{seconds:g}s'; SET lock_timeout = 0")
-            connection.execute(
-                sql.SQL(
-                    "SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput'{})"
-                ).format(sql.SQL(kept)),
-                [slot],
-            )
-            _usual_limits(connection)
+    give_up = clock.monotonic() + seconds
+    while True:
+        state = slot_state(connection, slot)
+        if state.unfinished:
+            if clock.monotonic() > give_up:
+                raise slot_waits(primary or connection)
+            clock.sleep(POLL_SECONDS)
+        elif state.exists:
+            _check_slot(connection, slot, state)
+            return False
+        elif _made_slot(connection, slot, seconds, primary, failover=failover):
             return True
-        except errors.DuplicateObject:
+
+
+def _made_slot(
+    connection: PsycopgConnection,
+    slot: str,
+    seconds: float,
+    primary: PsycopgConnection | None,
+    *,
+    failover: bool,
+) -> bool:
+    """Make the slot; False when another session was sooner."""
+    # A failover slot is copied to standbys that ask for it, so that the feeds go on
+    # after a promotion; without such a standby it behaves like any other.
+    kept = ", false, false, true" if failover and _has_failover(connection) else ""
+    try:
+        # Waiting for a transaction is waiting for a lock of its own.
+        connection.execute(f"SET statement_timeout = '{seconds:g}s'; SET lock_timeout = 0")
+        connection.execute(
+            sql.SQL("SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput'{})").format(
+                sql.SQL(kept)
+            ),
+            [slot],
+        )
+    except errors.DuplicateObject:
+        return False
+    except errors.QueryCanceled as error:
+        raise slot_waits(primary or connection) from error
+    finally:
+        if not connection.closed:
             _usual_limits(connection)
-            state = slot_state(connection, slot)
-        except errors.QueryCanceled as error:
-            _usual_limits(connection)
-            raise slot_waits(primary or connection) from error
-    _check_slot(connection, slot, state)
-    return False
+    return True
 
 
 def _has_failover(connection: PsycopgConnection) -> bool:
