@@ -148,6 +148,8 @@ def in_the_way(table: str, what: str, other: Owner | None = None) -> ChangefeedE
     """Something is there that the feed did not make."""
     if other is not None and other.table:
         why = f"{what} was made for {other}"
+    elif other is not None:
+        why = f"{what} has rows and a mark of an unknown form, {other.state[:80]!r}"
     else:
         why = f"{what} has rows and was not made by this changefeed"
     return ChangefeedError(

@@ -62,7 +62,7 @@ from sinks.lake.staging import (
     stage,
     staged_table,
 )
-from sinks.lake.table import OWNER, LakeTable, as_json, notes_of, reach
+from sinks.lake.table import LakeTable, as_json, notes_of, reach
 from sinks.lake.upkeep import Upkeep
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.pace import ShorterPace
@@ -459,7 +459,7 @@ class LakeSink(TableSink):
             few = self._few[target.topic] = SmallRounds(
                 folder / target.topic,
                 self._scratch / "keys",
-                known.owner.text,
+                known.owner,
                 self._policy.sequence,
                 self.small,
                 self.clock,
@@ -589,7 +589,7 @@ class LakeSink(TableSink):
             self._policy.require_shareable(schema, what)
         if found is Claim.REPLACE:
             lake.delete_all()
-        if exists and lake.setting(OWNER) != owner.text:
+        if exists and not any(mark.same(owner) for mark in marks):
             lake.set_owner(owner)
         known.owner = owner
         return owner

@@ -314,14 +314,31 @@ def notes_of(
 
 
 def mark_of(owner: Owner) -> dict[str, str]:
-    """The properties that say whose a table is."""
-    return {SOURCE: owner.table, OWNER: owner.text, OWNER_FEED: owner.feed}
+    """The properties that say whose a table is.
+
+    What is read again is in hexadecimal: SHOW TBLPROPERTIES hides a value that has one of the words
+    of ``spark.redaction.regex`` in it, as the name of a table ``api_tokens`` has.
+    """
+    return {SOURCE: owner.table, OWNER: _hex(owner.text), OWNER_FEED: _hex(owner.feed)}
 
 
 def marks_of(properties: Mapping[str, str | None]) -> list[Owner]:
-    """The inverse of :func:`mark_of`."""
-    text = properties.get(OWNER)
-    return [Owner.parse(text, properties.get(OWNER_FEED) or "")] if text else []
+    """The inverse of :func:`mark_of`, and of what earlier versions wrote: both as they are."""
+    text, feed = properties.get(OWNER), properties.get(OWNER_FEED) or ""
+    if not text:
+        return []
+    try:
+        return [Owner.parse(_unhex(text), _unhex(feed))]
+    except ValueError:
+        return [Owner.parse(text, feed)]
+
+
+def _hex(text: str) -> str:
+    return text.encode().hex()
+
+
+def _unhex(text: str) -> str:
+    return bytes.fromhex(text).decode()
 
 
 def split_columns(text: str) -> list[str]:

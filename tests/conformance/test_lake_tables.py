@@ -88,9 +88,16 @@ def schema_of(*columns: tuple[str, str]) -> TableSchema:
 class Bench:
     """One sink object on one place."""
 
-    def __init__(self, engine: NodeSpark, uri: str, folder: Path, options: Mapping[str, object]):
+    def __init__(
+        self,
+        engine: NodeSpark,
+        uri: str,
+        folder: Path,
+        options: Mapping[str, object],
+        source: str = "t",
+    ):
         self.lake = Lake(engine, uri)
-        self.target = Target(TableName("s", "public", "t"), "t")
+        self.target = Target(TableName("s", "public", source), "t")
         sink = open_sink(uri, options)
         assert isinstance(sink, LakeSink)
         self.sink = sink
@@ -257,6 +264,21 @@ def test_another_writer_is_asked_again(bench: Bench, kind: str) -> None:
         (3, "newer"),
         (4, "new"),
     ]
+
+
+@pytest.mark.parametrize("kind", ["iceberg"])  # the log of a Delta table hides nothing
+def test_a_table_with_the_name_of_a_secret_is_known_again(
+    kind: str, tmp_path: Path, spark_engine: NodeSpark
+) -> None:
+    """SHOW TBLPROPERTIES shows no value that has the word "token" in it."""
+    place, schema = place_in(kind, tmp_path), schema_of(("text", "string"))
+    for version in (1, 2):
+        bench = Bench(spark_engine, place, tmp_path, {}, "api_tokens")
+        bench.round(schema, version, ("c", (version, "x")))
+        bench.sink.close()
+    assert sorted(bench.lake.query("select id from {t}")) == [(1,), (2,)]
+    with pytest.raises(ChangefeedError, match='was made for changefeed "feed", table s.public.api'):
+        Bench(spark_engine, place, tmp_path, {}, "api_passwords").round(schema, 3, ("c", (3, "x")))
 
 
 @pytest.mark.parametrize("kind", ["iceberg"])

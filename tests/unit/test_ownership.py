@@ -61,6 +61,7 @@ def test_what_a_feed_may_do_with_a_target() -> None:
     assert "was made for another changefeed" in str(judged(elsewhere))
     assert "was made for another changefeed" in str(judged(elsewhere, rows=False))
     assert "shop.public.v" in str(judged(Owner("s", 7, "shop.public.v")))
+    assert "a mark of an unknown form, '***'" in str(judged(Owner.parse("***")))
     # Another table stands in the target's place, or is kept in another way.
     assert "was not made by this changefeed" in str(judged(ME, usable=False))
     assert "was not made by this changefeed" in str(judged(dropped, usable=False))

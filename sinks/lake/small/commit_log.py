@@ -132,10 +132,14 @@ class CommitLog:
         self.version += 1
         return True
 
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties."""
+        return {name: str(value) for name, value in self.metadata.get("configuration", {}).items()}
+
     def setting(self, name: str) -> str | None:
-        """A property of the table."""
-        found = self.metadata.get("configuration", {}).get(name)
-        return None if found is None else str(found)
+        """One of the table's properties."""
+        return self.properties.get(name)
 
     @property
     def fields(self) -> list[dict[str, Any]]:

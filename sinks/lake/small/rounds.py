@@ -46,8 +46,9 @@ from sinks.lake.small.values import (
 )
 from sinks.lake.small.vectors import Gone, VectorFile, read_vector
 from sinks.lake.staging import OPERATION, VERSION, StagedFile
-from sinks.lake.table import OWNER
+from sinks.lake.table import marks_of
 from sinks.lake.types import spark_type
+from sinks.ownership import Owner
 
 log = logging.getLogger("changefeed.sinks.lake")
 
@@ -210,8 +211,8 @@ class SmallRounds:
     Args:
         folder: the table's.
         scratch: where the index may have files.
-        owner: whose the table is, as its property says. A folder of this name that is not the
-            table which Spark writes to has none.
+        owner: whose the table is. A folder of this name that is not the table which Spark writes
+            to has no mark of it.
         sequence: the table's column with the version of a row.
     """
 
@@ -219,7 +220,7 @@ class SmallRounds:
         self,
         folder: Path,
         scratch: Path,
-        owner: str,
+        owner: Owner,
         sequence: str,
         limits: SmallLimits,
         clock: Clock,
@@ -295,7 +296,7 @@ class SmallRounds:
             table, written = CommitLog(self._folder, self._limits.files), True
         else:
             table, written = known.log, known.log.follow()
-        if table.setting(OWNER) != self._owner:
+        if not any(mark.same(self._owner) for mark in marks_of(table.properties)):
             raise ValueError("it is not this feed's table")
         shape = _shape(table, schema, self._sequence)
         if known is None or known.shape.index != shape.index:
@@ -645,7 +646,7 @@ def _shape(table: CommitLog, schema: TableSchema, sequence: str) -> _TableForm:
         raise ValueError(f"feature {min(unknown)} of the table")
     if table.setting("delta.enableDeletionVectors") != "true":
         raise ValueError("the table has no deletion vectors")
-    for name in table.metadata.get("configuration", {}):
+    for name in table.properties:
         needs = name in _NEEDS_SPARK and table.setting(name) == "true"
         if needs or name.startswith("delta.constraints."):
             raise ValueError(f"property {name} of the table")
