@@ -176,9 +176,9 @@ def _made_slot(
         # Waiting for a transaction is waiting for a lock of its own.
         connection.execute(f"SET statement_timeout = '{seconds:g}s'; SET lock_timeout = 0")
         connection.execute(
-            sql.SQL("SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput'{})").format(
-                sql.SQL(kept)
-            ),
+            sql.SQL(
+                "SELECT pg_catalog.pg_create_logical_replication_slot(%s, 'pgoutput'{})"
+            ).format(sql.SQL(kept)),
             [slot],
         )
     except errors.DuplicateObject:
