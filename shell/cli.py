@@ -782,6 +782,24 @@ def doctor(context: click.Context, bundle: Path | None, state: str | None) -> No
     context.exit(Exit.OK if result.failure is None else exit_status(result.failure))
 
 
+@cli.command()
+@click.argument("file", type=click.Path(dir_okay=False, writable=True, path_type=Path))
+def pack(file: Path) -> None:
+    """Write FILE (.tar.gz) for spark-submit --archives: changefeed and the packages that it needs.
+
+    It has what is installed here, without Python itself and Java.
+    """
+    with loading():
+        from changefeed.spark.shipping import pack_application
+        from shell.signals import end_cleanly
+
+    end_cleanly()
+    try:
+        pack_application(file)
+    except OSError as error:
+        raise click.FileError(str(file), error.strerror) from error
+
+
 def _chosen_format(context: click.Context) -> OutputFormat:
     chosen = context.find_root().params.get("form")
     return OutputFormat(chosen or ("table" if sys.stdout.isatty() else "csv"))

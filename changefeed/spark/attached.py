@@ -22,6 +22,7 @@ from changefeed.spark.internals.sessions import (
     another_session,
     core_count,
     extensions_of,
+    has_context,
     has_ended,
     is_classic,
     release_sessions,
@@ -68,10 +69,10 @@ def shown_url(where: str) -> str:
 def _existing() -> SparkSession:
     from pyspark.sql import SparkSession
 
-    found = SparkSession.getActiveSession()
+    found = SparkSession.getActiveSession()  # of this thread
     if found is not None:
         return found
-    if any(name in os.environ for name in _BELONGS):
+    if has_context() or any(name in os.environ for name in _BELONGS):
         return SparkSession.builder.getOrCreate()
     raise ChangefeedError(
         Code.SPARK_NOT_AVAILABLE,

@@ -14,9 +14,10 @@ import re
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, entry_points
+from itertools import chain
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -29,6 +30,8 @@ from changefeed.core.telemetry import log
 OWN = ("changefeed", "sinks", "grammar")
 #: Extras of sinks and formats that deliver from executors.
 _EXTRAS = frozenset({"avro", "elasticsearch", "registry", "spark"})
+#: What a driver has, too: the command and all sinks.
+_DRIVER, _DRIVER_EXTRAS = (*OWN, "shell"), frozenset({"all"})
 #: Entry points of packages with further sinks and sources.
 _GROUPS = ("changefeed.sinks", "changefeed.sources")
 #: Files that no executor reads: it has Spark's jars, and neither compiles nor tests.
@@ -90,6 +93,19 @@ def ship_python(
         ) from cause
 
 
+def pack_application(archive: Path) -> None:
+    """Write one archive (.tar.gz) for ``spark-submit --archives``, on which driver and executors of
+    a Spark application can run: changefeed, its command, and those of its extras that are
+    installed, without Java.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    found = needed(_DRIVER_EXTRAS)
+    libraries = (file for each in found for file in _files_of(each))
+    _write(archive, chain(_own_files(_DRIVER), libraries))
+
+
 def _libraries(cache: Path, clock: Clock) -> Path:
     found = needed()
     names = sorted(f"{each.name}=={each.version}" for each in found)
@@ -109,18 +125,18 @@ def _libraries(cache: Path, clock: Clock) -> Path:
     return archive
 
 
-def needed() -> list[Distribution]:
-    """The installed packages that changefeed needs in an executor, without its own."""
+def needed(extras: frozenset[str] = _EXTRAS) -> list[Distribution]:
+    """The installed packages that changefeed needs with these extras, without its own."""
     known: dict[str, Distribution] = {}
-    todo = [("changefeed", _EXTRAS)]
+    todo = [("changefeed", extras)]
     for group in _GROUPS:
         todo += [(p.dist.name, frozenset()) for p in entry_points(group=group) if p.dist]
     asked: set[tuple[str, frozenset[str]]] = set()
     while todo:
-        name, extras = todo.pop()
-        if (name, extras) in asked:
+        name, wanted = todo.pop()
+        if (name, wanted) in asked:
             continue
-        asked.add((name, extras))
+        asked.add((name, wanted))
         try:
             found = distribution(name)
         except PackageNotFoundError:
@@ -128,7 +144,7 @@ def needed() -> list[Distribution]:
         if found.name != "changefeed":
             known[found.name] = found
         for line in found.requires or ():
-            todo += _wanted(line, extras)
+            todo += _wanted(line, wanted)
     return [known[name] for name in sorted(known)]
 
 
@@ -152,8 +168,8 @@ def _files_of(package: Distribution) -> Iterator[tuple[str, Path]]:
                 yield name, path
 
 
-def _own_files() -> Iterator[tuple[str, Path]]:
-    for name in OWN:
+def _own_files(packages: Sequence[str] = OWN) -> Iterator[tuple[str, Path]]:
+    for name in packages:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:
             raise AssertionError(f"{name} is one of changefeed's packages")

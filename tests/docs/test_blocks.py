@@ -86,6 +86,7 @@ FOREIGN_COMMANDS = {
     "kafka-console-consumer.sh": "tests/e2e/test_typed_examples.py types it",
     "pip": "tests/hygiene/test_wheel.py installs it",
     "python": "tests/e2e/test_typed_examples.py types it",
+    "spark-submit": "tests/e2e/test_spark_submit.py types it",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from changefeed.core.errors import ChangefeedError
+from changefeed.spark.java import find_java
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.settings import SparkSettings
 from tests.services.postgres import Database
@@ -96,6 +98,29 @@ def test_where_there_is_no_session() -> None:
     assert found.value.code.number == "CF4003"
     spark = NodeSpark.of(SparkSettings(master="sc://127.0.0.1:1/;token=s3cret"))
     assert "s3cret" not in spark.report().master
+
+
+MADE_BEFORE = """
+from pyspark.sql import SparkSession
+made = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+from changefeed.spark.java import find_java
+from changefeed.spark.session import NodeSpark
+from changefeed.spark.settings import SparkSettings
+with NodeSpark.of(SparkSettings(master="existing")).use() as session:
+    print(session.range(3).count(), session.sparkContext is made.sparkContext)
+made.stop()
+"""
+
+
+def test_the_session_that_another_thread_of_the_process_has_made() -> None:
+    left_out = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    environment |= {"JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
+    words = [sys.executable, "-c", MADE_BEFORE]
+    done = subprocess.run(
+        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.stdout == "3 True\n", done.stderr[-3000:]
 
 
 def test_a_node_by_the_url_of_a_server(

@@ -1,19 +1,44 @@
-"""A plain program under ``spark-submit`` copies a table."""
+"""Programs under ``spark-submit``: one that copies a table, and those of ``deploy/spark``."""
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psutil
 import pyspark
 import pytest
 
+from changefeed.api import Interpreter, Session
+from changefeed.catalog import Catalog
 from changefeed.spark.java import find_java
-from tests.services.postgres import Database
+from changefeed.spark.packs import paths
+from changefeed.spark.session import NodeSpark
+from tests.docs.blocks import blocks
+from tests.helpers.lake import Lake
+from tests.helpers.waiting import until
+from tests.services.postgres import Database, PostgresCluster
+from tests.services.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.spark, pytest.mark.extended]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.postgres,
+    pytest.mark.spark,
+    pytest.mark.extended,
+    pytest.mark.timeout(900),
+]
+
+ROOT = Path(__file__).parents[2]
+SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+PAGE = "docs/spark-applications.md"
 
 #: Appends what there is to a folder of Parquet files, and ends.
 PROGRAM = """
@@ -59,7 +84,6 @@ def rows_of_a_run(folder: Path, postgres: Database) -> list[str]:
     """What the folder has after a run of the program."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
-    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     environment = {
         **os.environ,
         "SHOP_URL": postgres.uri,
@@ -70,7 +94,7 @@ def rows_of_a_run(folder: Path, postgres: Database) -> list[str]:
     }
 
     done = subprocess.run(
-        [submit, "--master", "local[1]", "--conf", "spark.ui.enabled=false", program, folder],
+        [SUBMIT, "--master", "local[1]", "--conf", "spark.ui.enabled=false", program, folder],
         env=environment,
         capture_output=True,
         text=True,
@@ -78,3 +102,165 @@ def rows_of_a_run(folder: Path, postgres: Database) -> list[str]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if line.startswith("row ")]
+
+
+class Submitted:
+    """Runs programs of ``deploy/spark`` by the command of the page, on a driver and executors that
+    have a Python without packages."""
+
+    def __init__(self, folder: Path, cluster: SparkCluster) -> None:
+        self._folder = folder
+        self._cluster = cluster
+        self.output = folder / "output.txt"
+        for program in ("changefeed_node.py", "glue_sync.py"):
+            shutil.copy(ROOT / "deploy/spark" / program, folder)
+        (block,) = (each for each in blocks(PAGE) if "spark-submit" in each.text)
+        pack, submit = map(shlex.split, block.commands())
+        subprocess.run([sys.executable, "-m", "shell", *pack[1:]], cwd=folder, check=True)
+        with tarfile.open(folder / pack[-1]) as archive:
+            archive.extractall(folder / "libraries", filter="data")
+        python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        self._words = [word.replace("python3.11", python) for word in submit]
+
+    @contextmanager
+    def started(self, *words: str, shipped: bool = True) -> Iterator[subprocess.Popen[bytes]]:
+        """spark-submit of a program and its arguments, for a block; ``shipped``: with the
+        archive."""
+        ours = self._words[1 : self._words.index("changefeed_node.py")]
+        flags = self._cluster.flags
+        for name, value in zip(ours[::2], ours[1::2], strict=True):
+            if name == "--packages":
+                flags += ["--jars", ",".join(map(str, paths(["delta"])))]
+            elif name == "--conf" or (name == "--archives" and shipped):
+                flags += [name, value]
+        environment = {
+            "PATH": os.pathsep.join([f"{sys.base_prefix}/bin", os.environ["PATH"]]),
+            "HOME": str(self._folder),
+            "JAVA_HOME": str(find_java().home),
+            "PYTHONPATH": "libraries",
+        }
+        with self.output.open("ab") as output:
+            process = subprocess.Popen(
+                [SUBMIT, *flags, "--conf", "spark.ui.enabled=false", *words],
+                cwd=self._folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            yield process
+        finally:
+            process.kill()  # its node ends by itself
+            process.wait(10)
+
+    def run(self, *words: str) -> int:
+        """The status of a program that ends; its executors have no package of ours."""
+        with self.started(*words, shipped=False) as process:
+            return process.wait(400)
+
+    def last_words(self) -> str:
+        """The end of the output of all programs."""
+        return self.output.read_text(errors="replace")[-3000:]
+
+
+def node_of(submitted: subprocess.Popen[bytes]) -> psutil.Process:
+    """The Python process that spark-submit has started; the JVM has workers, too."""
+    children = psutil.Process(submitted.pid).children()
+    (found,) = (child for child in children if "existing" in child.cmdline())
+    return found
+
+
+def test_a_node_and_jobs_that_end(
+    tmp_path: Path,
+    postgres: Database,
+    postgres_server: Callable[..., PostgresCluster],
+    spark_cluster: SparkCluster,
+    spark_engine: NodeSpark,
+) -> None:
+    """State in PostgreSQL, shared log; Delta tables, and a query with a Python function, which the
+    executors find in the archive. Each form ends as the page says."""
+    (tmp_path / "functions").mkdir()
+    (tmp_path / "functions/shop_words.py").write_text(
+        "def shout(text):\n    return text and text.upper()\n"
+    )
+    postgres.execute(
+        "create table t (a int primary key, b text);"
+        "insert into t select i, 'row ' || i from generate_series(1, 60000) i"
+    )
+    lake = Lake(spark_engine, f"delta://{tmp_path}/lake")
+
+    def check() -> None:
+        rows = [tuple(row) for row in postgres.execute("select a, b from t order by a")]
+        assert lake.query("select a, b from {t} order by a") == rows
+
+    submitted = Submitted(tmp_path, spark_cluster)
+    with postgres_server().database() as state, closing(Catalog.open(state.uri)) as catalog:
+        interpreter, session = Interpreter(catalog), Session(client="tests")
+        for sql in (
+            f"CREATE EXTERNAL CONNECTION shop AS '{postgres.uri}'",
+            "CREATE FUNCTION shout (text string) RETURNS string AS 'shop_words:shout' "
+            f"PATH '{tmp_path}/functions'",
+            f"CREATE CHANGEFEED lake FOR shop.t INTO '{lake.uri}'",
+        ):
+            interpreter.execute(sql, session)
+        node = ["changefeed_node.py", "--state", state.uri, "--spark", "existing"]
+
+        places = ["--staging", f"{tmp_path}/rows", "--log", f"{tmp_path}/log"]
+        with submitted.started(*node, "start", *places) as process:
+            until(catalog.live_nodes, "a node of the state")
+            interpreter.execute(
+                f"CREATE CHANGEFEED query INTO 'file://{tmp_path}/out' "
+                "AS SELECT a, shout(b) AS loud FROM shop.public.t WHERE a <= 3",
+                session,
+            )
+            interpreter.execute("SYNC ALL TIMEOUT '300s'", session)
+            check()
+            postgres.execute(
+                "update t set b = 'new' where a % 3 = 0; delete from t where a > 59000"
+            )
+            interpreter.execute("SYNC ALL TIMEOUT '300s'", session)
+            check()
+            node_of(process).terminate()
+            assert process.wait(60) == 0, submitted.last_words()
+        written = [
+            json.loads(line)
+            for file in sorted((tmp_path / "out").rglob("*.ndjson"))
+            for line in file.read_text().splitlines()
+        ]
+        last = {row["a"]: row["loud"] for row in written if "a" in row}
+        assert last == {1: "ROW 1", 2: "ROW 2", 3: "NEW"}
+
+        postgres.execute("insert into t select i, 'more' from generate_series(70001, 130000) i")
+        ends = ["-c", "SYNC CHANGEFEED lake TIMEOUT '300s'", "-c", "SYNC CHANGEFEED nobody"]
+        assert submitted.run(*node, *ends) == 1, submitted.last_words()
+        check()
+
+        interpreter.execute("PAUSE CHANGEFEED query", session)  # its function was in the archive
+        postgres.execute("delete from t where a > 100000")
+        words = ["--JOB_NAME", "changefeed", "--state", state.uri, "--timeout", "300s"]
+        assert submitted.run("glue_sync.py", *words) == 0, submitted.last_words()
+        check()
+
+        with submitted.started(*node, "start", shipped=False) as process:
+            until(catalog.live_nodes, "a node of the state")
+            its = node_of(process)
+            process.terminate()
+            assert process.wait(60) == 143
+            its.wait(60)
+    (log,) = tmp_path.rglob("node.log")
+    assert log.read_text().splitlines()[-1].endswith("stopped"), "it was not killed"
+
+
+def test_the_standalone_master_takes_no_python_program(tmp_path: Path) -> None:
+    refused = subprocess.run(
+        [SUBMIT, "--master", "spark://127.0.0.1:1", "--deploy-mode", "cluster", "program.py"],
+        env={**os.environ, "JAVA_HOME": str(find_java().home)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    text = "Cluster deploy mode is currently not supported for python applications on standalone "
+    assert refused.returncode == 1 and text in refused.stderr
+    assert text in (ROOT / PAGE).read_text().replace("\n", " ")

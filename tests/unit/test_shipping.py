@@ -8,10 +8,12 @@ import sys
 import tarfile
 from pathlib import Path
 
+import click
 import pytest
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.spark.shipping import needed, ship_python
+from shell.cli import cli
 
 
 def names(archive: Path) -> set[str]:
@@ -54,6 +56,12 @@ def test_a_python_without_packages_runs_our_code_out_of_the_archives(tmp_path: P
     before = shipped.libraries.stat().st_ino
     again = ship_python(tmp_path, tmp_path / "cache")
     assert again.libraries == shipped.libraries and before == again.libraries.stat().st_ino
+
+
+def test_an_archive_that_cannot_be_written(tmp_path: Path) -> None:
+    missing = tmp_path / "missing" / "changefeed.tar.gz"
+    with pytest.raises(click.FileError, match="No such file or directory"):
+        cli.main(["pack", str(missing)], standalone_mode=False)
 
 
 def test_what_a_person_ships_besides_is_kept(tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ def _injected(plain: SparkSession, extensions: Sequence[str]) -> SparkSession:
     return SparkSession(plain.sparkContext, java.newSession())
 
 
+def has_context() -> bool:
+    """Whether there is a SparkContext in this process, whichever thread has made it."""
+    from pyspark import SparkContext
+
+    return getattr(SparkContext, "_active_spark_context", None) is not None
+
+
 def is_classic(session: SparkSession) -> bool:
     """Whether its SparkContext is in this process; Spark Connect has none."""
     return context_of(session) is not None
