@@ -33,7 +33,8 @@ pytestmark = [
     pytest.mark.postgres,
     pytest.mark.spark,
     pytest.mark.extended,
-    pytest.mark.timeout(900),
+    # Two cold executors, six JVMs and an archive of 200 MB, one after the other.
+    pytest.mark.timeout(1500),
 ]
 
 ROOT = Path(__file__).parents[2]
