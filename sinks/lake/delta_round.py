@@ -22,6 +22,7 @@ from changefeed.core.spark_sql import quoted
 from changefeed.spark.internals.abilities import DELTA_ROUND, MissingPart, allows
 from changefeed.spark.internals.delta import DeltaFiles, DeltaTransaction
 from sinks.lake import merge
+from sinks.lake.small.commit_log import physical_name
 from sinks.lake.staging import OPERATION, VERSION
 from sinks.lake.table import RoundRows
 from sinks.merged.policy import TablePolicy
@@ -38,8 +39,6 @@ ONE_FILE = 131_072
 BROADCAST, HASHED = (32 << 20, 2_000_000), (64 << 20, 4_000_000)
 #: Tables that say more of a change than which row stands where: MERGE knows how.
 _NEEDS_MERGE = ("delta.enableChangeDataFeed", "delta.enableRowTracking")
-#: Where a column's name in files stands, in the metadata of its field.
-_PHYSICAL = "delta.columnMapping.physicalName"
 #: Columns of the join: a file, the number of a row in it, the version of that row.
 _FILE, _ROW, _HAS = "_file", "_row", "_has"
 
@@ -113,10 +112,8 @@ class _Round:
         where the keys are anywhere.
         """
         schema, bounds = self._rows.schema, self._rows.bounds
-        physical = {
-            field["name"].lower(): field["metadata"].get(_PHYSICAL, field["name"])
-            for field in self._transaction.fields()
-        }
+        fields = self._transaction.fields()
+        physical = {field["name"].lower(): physical_name(field) for field in fields}
         limits = {
             physical.get(schema.columns[number].name.lower()): bounds[f"c{number}"]
             for number in schema.key

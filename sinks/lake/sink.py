@@ -1,8 +1,8 @@
 """``delta://`` and ``iceberg://``: tables that Spark's MERGE keeps equal to the source.
 
-Rows are staged as files in the feed's own directory; a commit is one MERGE per table. What a
-table is complete to stands in the same commit as the rows, so whatever comes again after a
-crash is known and left out.
+The sink stages rows as files in the feed's own directory; a commit is one MERGE per table, or one
+that the node makes without Spark (:mod:`sinks.lake.small`). The commit also records up to where the
+table is complete, so the sink leaves out what comes again after a crash.
 """
 
 from __future__ import annotations
@@ -23,18 +23,9 @@ from changefeed.core.schema import TableSchema
 from changefeed.core.settings import Parameter
 from changefeed.core.spark_jobs import JobName
 from changefeed.core.spark_sql import literal, quoted
-from changefeed.options import (
-    EXPIRE,
-    OPTIMIZE,
-    Feature,
-)
+from changefeed.options import EXPIRE, OPTIMIZE, Feature
 from changefeed.spark.internals.files import is_of_this_machine
-from changefeed.spark.internals.sessions import (
-    active,
-    another_session,
-    named,
-    with_settings,
-)
+from changefeed.spark.internals.sessions import active, another_session, named, with_settings
 from sinks.base import (
     Accepts,
     Batch,
@@ -97,14 +88,13 @@ class LakeTarget:
     """What a sink knows of one target since the last failure.
 
     Attributes:
-        table: the table.
-        owner: the feed whose mark it carries, once that was looked at.
-        floor: up to where it has every change.
-        shape: the fingerprint of the schema that it has every column of.
-        scan: the scan whose rows it has, if it has no key.
-        filled: the scan that found it empty, and since then nothing failed: each of its rows is
-            new, and there are no older rows to remove.
-        made: it was created by the work that is being done, and is empty.
+        owner: the feed whose mark the table carries, once the sink has looked.
+        floor: up to where the table has every change.
+        shape: the fingerprint of a schema all of whose columns the table has.
+        scan: the scan whose rows the table has, if it has no key.
+        filled: the scan that found the table empty, and since then nothing failed: each of the
+            scan's rows is new, and there are no older rows to remove.
+        made: the present piece of work created the table, which is empty.
     """
 
     table: LakeTable
@@ -204,7 +194,7 @@ class LakeSink(TableSink):
         return keyless + look.problems(self._place, self._policy, context)
 
     def pacing(self) -> CommitPace:
-        """As the last rounds took; none of a backlog once the round has enough bytes."""
+        """As long as the last rounds took; no rows of a backlog once the round has enough bytes."""
         staged = self._staged.values()
         keys, size = sum(file.keys.nbytes for file in staged), sum(file.bytes for file in staged)
         folded = sum(file.bytes for file in staged if file.incomplete or file.superseded)
@@ -229,7 +219,7 @@ class LakeSink(TableSink):
         check_values(batch, staged_table(replace(batch, rows=rows)))
 
     def apply(self, epoch: Epoch, receipts: Sequence[Receipt]) -> bool:
-        """Merge what was staged, table by table."""
+        """Merge the staged rows, table by table."""
         paths = [path for receipt in receipts for path in receipt.staged]
         groups: dict[tuple[str, str], list[StagedFile]] = {}
         for path in paths:
@@ -238,19 +228,19 @@ class LakeSink(TableSink):
             groups.setdefault((staged.target.topic, shape), []).append(staged)
         try:
             for (topic, shape), files in groups.items():
-                more = any(other == topic and s != shape for other, s in list(groups))
+                more = any(other == topic and s != shape for other, s in groups)
                 self._commit_table(epoch, files, part=more)
         finally:
             _remove(paths)
         return bool(groups)
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
-        """Forget what is staged."""
+        """Forget the staged rows."""
         _remove(self._staged)
         self._staged.clear()
 
     def resolved(self, event: Resolved, payload: bytes) -> None:
-        """State it in a table of its own; each commit of a table says its own timestamp."""
+        """Write it into a table of its own; each commit of a table records its own timestamp."""
         context = self._opened
         with self._working("resolved timestamp") as session:
             known = self._known(session, RESOLVED_TABLE)
@@ -291,7 +281,7 @@ class LakeSink(TableSink):
             known.floor = applied
 
     def close(self) -> None:
-        """Forget the session and what is staged."""
+        """Forget the session, the tables and the staged rows."""
         self._session = self._base = None
         for topic in list(self._few):
             self._forget(topic)
@@ -378,7 +368,7 @@ class LakeSink(TableSink):
                     _staged_form(rows, schema).write.parquet(folder)
                     staged = lake.session.read.parquet(folder)
                     count = staged.count()
-                    self._load(known, staged, epoch, schema)
+                    self._load(known, staged, epoch, schema, fills=False)
         return Receipt(0, count, 0)
 
     def compare(
@@ -404,12 +394,15 @@ class LakeSink(TableSink):
     # -- one table --------------------------------------------------------------------------
 
     def _commit_table(self, epoch: Epoch, files: Sequence[StagedFile], *, part: bool) -> None:
-        """One commit of one table; ``part``: there are more of this round."""
+        """Make one commit of one table; ``part``: the round has more of this table."""
         target, schema = files[0].target, files[0].schema
         files = settled(files, self._policy.mode(schema))
         if files[0].scan:
-            with self._read(files, "scan") as (known, frame):
-                self._load(known, frame, epoch, schema, files)
+            with self._writing("scan", target, schema) as known:
+                fills = self._fills(known, epoch, schema)
+                if not self._commit_few(files, epoch.upto, None):
+                    with self._read(known, files) as frame:
+                        self._load(known, frame, epoch, schema, fills=fills)
             return
         last = reduce(AppliedVersion.latest, (file.last for file in files))
         # A transaction that alters its table in its middle is cut there.
@@ -417,30 +410,27 @@ class LakeSink(TableSink):
         applied = AppliedVersion(epoch.upto.version) if whole else last
         upto = epoch.upto if whole else None
         if not self._commit_few(files, upto, applied):
-            with self._read(files, "round") as (known, frame):
-                with known.table.commit_notes(self._opened.feed, upto, applied):
-                    rounds.apply(known.table, frame, schema, files)
+            with (
+                self._writing("round", target, schema) as known,
+                self._read(known, files) as frame,
+                known.table.commit_notes(self._opened.feed, upto, applied),
+            ):
+                rounds.apply(known.table, frame, schema, files)
                 known.floor = applied
         if self._upkeep.due(target.topic):
             with self._writing("upkeep", target, schema) as known:
                 self._upkeep.after_commit(known.table)
 
     @contextmanager
-    def _read(
-        self, files: Sequence[StagedFile], step: str
-    ) -> Iterator[tuple[LakeTarget, DataFrame]]:
-        """The table of staged files, and their rows in Spark."""
-        target, schema = files[0].target, files[0].schema
-        with (
-            self._writing(step, target, schema) as known,
-            self._spark.shared([file.path for file in files]) as names,
-        ):
-            yield known, read(known.table.session, files, names)
+    def _read(self, known: LakeTarget, files: Sequence[StagedFile]) -> Iterator[DataFrame]:
+        """The rows of staged files in Spark."""
+        with self._spark.shared([file.path for file in files]) as names:
+            yield read(known.table.session, files, names)
 
     def _commit_few(
         self, files: Sequence[StagedFile], upto: Timestamp | None, applied: AppliedVersion | None
     ) -> bool:
-        """Commit few rows without Spark; false: only Spark can, or should look at the table first.
+        """Commit few rows without Spark; false: only Spark can, or must look at the table first.
         ``applied`` is None for rows of a scan."""
         target, schema = files[0].target, files[0].schema
         known, folder = self._targets.get(target.topic), self._folder
@@ -472,7 +462,7 @@ class LakeSink(TableSink):
         return True
 
     def _forget(self, topic: str) -> None:
-        """Look at a table again; what was known of it may be wrong."""
+        """Look at a table again; what the sink knows of it may be wrong."""
         if topic in self._targets:
             self._targets[topic].forget()
         self._forget_few(topic)
@@ -482,18 +472,10 @@ class LakeSink(TableSink):
             self._few.pop(topic).close()
 
     def _load(
-        self,
-        known: LakeTarget,
-        rows: DataFrame,
-        epoch: Epoch,
-        schema: TableSchema,
-        files: Sequence[StagedFile] = (),
+        self, known: LakeTarget, rows: DataFrame, epoch: Epoch, schema: TableSchema, *, fills: bool
     ) -> None:
-        """Rows of a scan, which may be read more than once; ``files``: they are in these."""
+        """Write rows of a scan, which may be read more than once."""
         lake, counts = known.table, self._policy.mode(schema) is MergeMode.COUNT
-        fills = self._fills(known, epoch, schema)
-        if files and self._commit_few(files, epoch.upto, None):
-            return
         with lake.commit_notes(self._opened.feed, epoch.upto):
             if counts:
                 rounds.count_scan(lake, rows, schema, first=known.scan != epoch.upto)
@@ -506,7 +488,7 @@ class LakeSink(TableSink):
 
     def _fills(self, known: LakeTarget, epoch: Epoch, schema: TableSchema) -> bool:
         """Whether a scan fills a table that was empty when it began: it has each key once. After a
-        failure it is not known what there is of its rows, so they are merged."""
+        failure the table may have some of its rows, so the sink merges them."""
         if known.filled != epoch.upto and self._policy.mode(schema) is not MergeMode.COUNT:
             known.filled = epoch.upto if known.made or known.table.empty() else None
         return known.filled == epoch.upto
@@ -531,7 +513,7 @@ class LakeSink(TableSink):
             return known.floor
 
     def _known(self, session: SparkSession, name: str) -> LakeTarget:
-        """What is known of a table; of another session of Spark, only what no session knows."""
+        """What the sink knows of a table; in a new session of Spark, only what needs no session."""
         found = self._targets.get(name)
         if found is None or found.table.session is not session:
             kind = delta.DeltaTable if self._place.format == "delta" else iceberg.IcebergTable
@@ -547,7 +529,7 @@ class LakeSink(TableSink):
 
     @contextmanager
     def _writing(self, step: str, target: Target, schema: TableSchema) -> Iterator[LakeTarget]:
-        """The table, in the shape of ``schema``; what it knew is asked again after a failure."""
+        """The table, in the shape of ``schema``; after a failure the sink looks at it again."""
         try:
             with self._working(step, target, schema) as session:
                 known = self._known(session, target.topic)
@@ -563,7 +545,7 @@ class LakeSink(TableSink):
             raise
 
     def _own(self, known: LakeTarget, target: Target, schema: TableSchema) -> Owner:
-        """The table may be written to by this feed; it carries the feed's mark, or gets it.
+        """Make sure that this feed may write to the table, which has the feed's mark or gets it.
 
         Raises:
             ChangefeedError: CF5008, it belongs to another feed or program.
@@ -624,11 +606,11 @@ class LakeSink(TableSink):
     def _own_session(self, base: SparkSession) -> SparkSession:
         """Settings of a commit are settings of a session, so each sink object has its own."""
         if self._session is None or self._base is not base:
-            known = delta.SETTINGS if self._place.format == "delta" else {}
-            own = iceberg.settings(self._place) if self._place.format == "iceberg" else {}
             if self._place.format == "delta":
-                own = dict(self._place.settings)
-            self._session = with_settings(another_session(base), {**known, **own})
+                own = delta.SETTINGS | dict(self._place.settings)
+            else:
+                own = iceberg.settings(self._place)
+            self._session = with_settings(another_session(base), own)
             self._base = base
             self._folder = self._place.folder if is_of_this_machine(base) else None
         return self._session
@@ -718,7 +700,7 @@ def _staged_form(rows: DataFrame, schema: TableSchema) -> DataFrame:
     )
 
 
-def _remove(paths: object) -> None:
-    for path in list(paths):  # type: ignore[call-overload]
+def _remove(paths: Iterable[str]) -> None:
+    for path in paths:
         with contextlib.suppress(OSError):
             Path(path).unlink()

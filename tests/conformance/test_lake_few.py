@@ -8,7 +8,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from changefeed.core.clock import ManualClock, Timestamp
+from changefeed.core.durable import sync_path
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Truncate
 from changefeed.core.schema import Column, TableName, TableSchema
@@ -54,6 +55,18 @@ def bench(tmp_path: Path, spark_engine: NodeSpark) -> Iterator[Bench]:
     made = Bench(spark_engine, place_in("delta", tmp_path), tmp_path, {})
     yield made
     made.sink.close()
+
+
+def failing_log(step: Callable[..., Any], number: int, text: str) -> Callable[..., Any]:
+    """``step`` of the operating system, which fails for files of a Delta log."""
+
+    def fails(what: Any, *more: Any, **named: Any) -> Any:
+        path = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else str(what)
+        if "_delta_log" in path:
+            raise OSError(number, text)
+        return step(what, *more, **named)
+
+    return fails
 
 
 def engines(bench: Bench) -> list[str]:
@@ -219,19 +232,19 @@ def test_a_disk_that_fails_leaves_all_or_nothing(
     bench.round(SCHEMA, 10, ("c", (1, "a", None)))
     bench.round(SCHEMA, 20, ("u", (1, "b", None)))
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
+    folder = Path(place_of(bench.lake.uri).root) / "t"
     for number, step in ((30, "link"), (40, "fsync")):
+        before = set(folder.glob("changefeed-*"))
         with monkeypatch.context() as broken:
+            full = failing_log(getattr(os, step), 28, "No space left on device")
             broken.setattr(os, step, full)
             bench.round(SCHEMA, number, ("u", (1, f"v{number}", None)))
+        assert not set(folder.glob("changefeed-*")) - before  # what the node made for its commit
         assert rows(bench, "id, v0") == {(1, f"v{number}")}
         assert engines(bench)[-1] == "Spark MERGE"
     bench.round(SCHEMA, 50, ("u", (1, "again", None)))
     assert rows(bench, "id, v0") == {(1, "again")}
     assert engines(bench)[-1] == "node"
-    folder = Path(place_of(bench.lake.uri).root) / "t"
     left = (folder / "_delta_log").glob(".*.json.*")
     assert not [path for path in left if path.suffix != ".crc"]  # these are Hadoop's
 
@@ -244,10 +257,8 @@ def test_a_commit_that_is_made_and_then_fails_is_not_repeated(
     bench.round(SCHEMA, 10, ("c", (1, "a", None)))
     bench.round(SCHEMA, 20, ("u", (1, "b", None)))
 
-    def fails(path: Path) -> None:
-        raise OSError(5, "Input/output error")
-
     with monkeypatch.context() as broken:
+        fails = failing_log(sync_path, 5, "Input/output error")
         broken.setattr("sinks.lake.small.commit_log.sync_path", fails)
         bench.round(SCHEMA, 30, ("u", (1, "c", None)), ("c", (2, "c", None)))
     assert rows(bench, "id, v0, _sequence_num") == {(1, "c", 30), (2, "c", 30)}

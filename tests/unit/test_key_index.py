@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sinks.lake.small.key_index import IN_MEMORY, LONGEST, KeyBits, KeyHash, KeyIndex, key_column
+from sinks.lake.small.key_index import IN_MEMORY, LONGEST, KeyBits, KeyHash, KeyIndex
 
 Keys = list[tuple[int | str | None, ...]]
 
 
 def columns(keys: Keys, kinds: list[pa.DataType]) -> list[pa.Array]:
-    return [key_column(pa.array(c, k)) for c, k in zip(zip(*keys, strict=True), kinds, strict=True)]
+    return [pa.array(c, k) for c, k in zip(zip(*keys, strict=True), kinds, strict=True)]
 
 
 def key(kinds: list[pa.DataType], chance: random.Random) -> tuple[int | str, ...]:

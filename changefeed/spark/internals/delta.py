@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 #: Settings of a session: the application and its number that a commit notes.
 TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
-#: In the statistics of a file whose bounds are those of its rows. Inside of a value the quotes
-#: would be escaped.
-_TIGHT = '"tightBounds":true'
+#: In the statistics of a file: its bounds are those of its rows, or of rows that are gone, too.
+#: Inside of a value the quotes would be escaped.
+TIGHT_BOUNDS, WIDE_BOUNDS = '"tightBounds":true', '"tightBounds":false'
 
 
 class DeltaTableLog:
@@ -315,7 +315,7 @@ def _has_stats(file: Any) -> bool:
         return False
     if _text(file.tightBounds()) == "false":
         return True
-    return file.deletionVector() is None and file.stats().count(_TIGHT) == 1
+    return file.deletionVector() is None and file.stats().count(TIGHT_BOUNDS) == 1
 
 
 def _wide(file: Any) -> Any:
@@ -329,7 +329,7 @@ def _wide(file: Any) -> Any:
         file.size(),
         file.modificationTime(),
         file.dataChange(),
-        file.stats().replace(_TIGHT, '"tightBounds":false'),
+        file.stats().replace(TIGHT_BOUNDS, WIDE_BOUNDS),
         file.tags(),
         file.deletionVector(),
         file.baseRowId(),

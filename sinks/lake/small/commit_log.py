@@ -1,8 +1,9 @@
-"""The log of one Delta table in a folder of this machine: read, followed, and written to.
+"""Reads and writes the log of one Delta table in a folder of this machine.
 
 Format: Delta's protocol, *Delta Log Entries* and *Checkpoints*. A commit is a file whose name is
-the next version; the file is made under another name and linked to its own, which fails if another
-writer has made that version. So a commit means: nobody has written since this log was last read.
+the next version. :func:`write_commit` writes it under another name and links it to its own, which
+fails if another writer has made that version: a commit succeeds only if nobody else has committed
+since this log was last read.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import re
 import struct
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,38 +31,41 @@ _LAST = "_last_checkpoint"
 _SECONDS = re.compile(r"interval (\d+) (second|minute|hour|day|week)s?\Z", re.I)
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 #: Delta's defaults of the two properties, in seconds.
-_LOG_RETENTION, FILE_RETENTION = 30 * 86400.0, 7 * 86400.0
+_LOG_RETENTION, _FILE_RETENTION = 30 * 86400.0, 7 * 86400.0
 
 Action = dict[str, Any]
-#: A data file of one version: its path, and which deletion vector it has.
+#: What identifies a data file in a version of the table: its path and its deletion vector.
 FileKey = tuple[str, str]
+
+#: Properties of a column: its name and its number in data files.
+PHYSICAL_NAME, COLUMN_ID = "delta.columnMapping.physicalName", "delta.columnMapping.id"
 
 
 class UnknownLog(Exception):
-    """A log that is not read here: of a newer form, damaged, or too large."""
+    """This module cannot read the log: its form is newer, or it is damaged or too large."""
 
 
-#: What a log, a vector or a data file raises that is damaged, or of a form that is not known here.
+#: Errors of a log, a vector or a data file that is damaged or has an unknown form.
 UNREADABLE = (UnknownLog, ValueError, LookupError, struct.error, pa.ArrowException)
 
 
 class CommitLog:
-    """What the log of a table says, as of :attr:`version`.
+    """The state of a table as of :attr:`version`.
 
     Attributes:
         version: the last version that was read.
         protocol, metadata: the table's actions of these names.
-        files: the data files by path, as ``add`` actions.
-        applications: the transaction identifiers, as ``txn`` actions.
-        domains: the ``domainMetadata`` actions by name.
+        files: the ``add`` action of each data file, by path.
+        applications: the ``txn`` action of each application.
+        domains: the ``domainMetadata`` action of each domain.
     """
 
     def __init__(self, folder: Path, most_files: int) -> None:
         """Read the log.
 
         Args:
-            folder: the table's.
-            most_files: a table with more data files is not read.
+            folder: of the table.
+            most_files: the log of a table with more data files is too large.
 
         Raises:
             UnknownLog
@@ -93,7 +97,7 @@ class CommitLog:
             raise UnknownLog("the log has a gap")
 
     def follow(self) -> bool:
-        """Read what others have committed since; returns whether somebody has.
+        """Read the commits of other writers; returns whether there are any.
 
         Raises:
             UnknownLog
@@ -112,22 +116,15 @@ class CommitLog:
         return self.version > before
 
     def commit(self, actions: Sequence[Action]) -> bool:
-        """Write the next version, durably; false if another writer has made it.
+        """Write the next version durably; false: another writer has made it.
 
         Raises:
-            OSError: the disk failed. Whether the version is there is not known: :meth:`follow`.
+            OSError: the disk failed. :meth:`follow` finds out whether the version is there.
         """
-        path = self._commit_of(self.version + 1)
-        content = "".join(json.dumps(a, separators=(",", ":")) + "\n" for a in actions)
-        fresh = self._log / f".{path.name}.{uuid.uuid4().hex}"
         try:
-            write_durably(fresh, content.encode())
-            os.link(fresh, path)
+            write_commit(self._commit_of(self.version + 1), actions)
         except FileExistsError:
             return False
-        finally:
-            fresh.unlink(missing_ok=True)
-        sync_path(self._log)
         self._take(actions)
         self.version += 1
         return True
@@ -138,7 +135,7 @@ class CommitLog:
         return {name: str(value) for name, value in self.metadata.get("configuration", {}).items()}
 
     def setting(self, name: str) -> str | None:
-        """One of the table's properties."""
+        """A property of the table; None: it is not set."""
         return self.properties.get(name)
 
     @property
@@ -149,7 +146,7 @@ class CommitLog:
 
     @property
     def since_checkpoint(self) -> int:
-        """How many versions there are since the last checkpoint."""
+        """How many versions follow the last checkpoint."""
         return self.version - self._checkpoint
 
     def _commit_of(self, version: int) -> Path:
@@ -166,7 +163,7 @@ class CommitLog:
                     self._gone.pop(file_key(body), None)
                 elif name == "remove":
                     known = self.files.get(body["path"])
-                    # Of a file whose vector is replaced, the new one may stand before it.
+                    # The new ``add`` of a file with another vector may come before this.
                     if known is not None and file_key(known) == file_key(body):
                         del self.files[body["path"]]
                     self._gone[file_key(body)] = body
@@ -191,7 +188,7 @@ class CommitLog:
         if table["add"].length() - table["add"].null_count > self._most:
             raise UnknownLog("the table has many files")
         for name in table.column_names:
-            kept = table[name].drop_null()
+            kept = table[name].combine_chunks().drop_null()
             if name == "add":
                 kept = _without(kept, "stats_parsed", "partitionValues_parsed")
             self._take({name: _plain(row)} for row in kept.to_pylist())
@@ -200,51 +197,38 @@ class CommitLog:
         """Write a checkpoint of :attr:`version`. ``millis``: the time, since 1970.
 
         Raises:
-            UnknownLog: the last checkpoint is not of the form that is written here.
-            OSError: it cannot be written.
+            UnknownLog: the form of the last checkpoint is not known here.
+            OSError: a file cannot be read or written.
         """
-        keeps = seconds_of(self.setting("delta.deletedFileRetentionDuration"), FILE_RETENTION)
+        keeps = _seconds_of(self.setting("delta.deletedFileRetentionDuration"), _FILE_RETENTION)
         oldest = 0 if keeps is None else millis - int(keeps * 1000)
-        fresh = [a for a in self._gone.values() if (a.get("deletionTimestamp") or 0) > oldest]
-        removes = pa.concat_arrays([*self._old_removes(oldest), _rows(fresh, _REMOVE)])
-        columns = {
-            "protocol": _rows([self.protocol], _PROTOCOL),
-            "metaData": _rows([self.metadata], _METADATA),
-            "txn": _rows(list(self.applications.values()), _TXN),
-            "domainMetadata": _rows(
-                [a for a in self.domains.values() if not a.get("removed")], _DOMAIN
-            ),
-            "add": _rows([a | {"dataChange": False} for a in self.files.values()], _ADD),
-            "remove": removes,
+        gone = [a for a in self._gone.values() if (a.get("deletionTimestamp") or 0) > oldest]
+        domains = [a for a in self.domains.values() if not a.get("removed")]
+        parts = {
+            "protocol": [_rows([self.protocol], _PROTOCOL)],
+            "metaData": [_rows([self.metadata], _METADATA)],
+            "txn": [_rows(self.applications.values(), _TXN)],
+            "domainMetadata": [_rows(domains, _DOMAIN)],
+            "add": [_rows([a | {"dataChange": False} for a in self.files.values()], _ADD)],
+            "remove": [*self._old_removes(oldest), _rows(gone, _REMOVE)],
         }
-        count = sum(map(len, columns.values()))
-        table, before = {}, 0
-        for name, rows in columns.items():
-            after = count - before - len(rows)
-            nothing = (pa.nulls(some, rows.type) for some in (before, after))
-            first, last = nothing
-            table[name] = pa.concat_arrays([first, rows, last])
-            before += len(rows)
-        path = self._checkpoint_of(self.version)
-        part = self._log / f".{path.name}.{uuid.uuid4().hex}"
-        try:
-            pq.write_table(pa.table(table), part, compression="snappy")
-            sync_path(part)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-        note = self._log / _LAST
-        part = note.with_name(f".{_LAST}.{uuid.uuid4().hex}")
-        write_durably(part, json.dumps({"version": self.version, "size": count}).encode())
-        os.replace(part, note)
+        table = pa.concat_tables(
+            [pa.table({name: rows}) for name, some in parts.items() for rows in some],
+            promote_options="default",
+        )
+        content = pa.BufferOutputStream()
+        pq.write_table(table, content, compression="snappy")
+        _put(self._checkpoint_of(self.version), content.getvalue(), os.replace)
+        note = {"version": self.version, "size": len(table)}
+        _put(self._log / _LAST, json.dumps(note).encode(), os.replace)
         self._checkpoint = self.version
         self._gone.clear()
         self._clean(millis / 1000)
 
     def _clean(self, now: float) -> None:
-        """Remove the log of versions that are older than the table keeps them, up to a checkpoint
-        that is as old, so that each version that stays can be read."""
-        keeps = seconds_of(self.setting("delta.logRetentionDuration"), _LOG_RETENTION)
+        """Remove the files of expired versions, up to an expired checkpoint: readers need that and
+        what follows it for each version that stays."""
+        keeps = _seconds_of(self.setting("delta.logRetentionDuration"), _LOG_RETENTION)
         if keeps is None or self.setting("delta.enableExpiredLogCleanup") == "false":
             return
         versions = {
@@ -262,25 +246,14 @@ class CommitLog:
                 Path(path).unlink(missing_ok=True)
 
     def _old_removes(self, oldest: int) -> list[pa.Array]:
-        """Those of the last checkpoint that are not over, and of files that did not come back."""
+        """The ``remove`` actions of the last checkpoint that stay: younger than ``oldest``, and of
+        files that did not come back."""
         if self._checkpoint < 0:
             return []
         with pq.ParquetFile(self._checkpoint_of(self._checkpoint)) as file:
             if "remove" not in file.schema_arrow.names:
                 return []
             column = file.read(columns=["remove"])["remove"].combine_chunks().drop_null()
-        young = pc.greater(pc.fill_null(pc.struct_field(column, "deletionTimestamp"), 0), oldest)
-        column = column.filter(young)
-        paths = pc.struct_field(column, "path")
-        back = pc.is_in(paths, value_set=pa.array(list(self.files), pa.string()))
-        again = [
-            place
-            for place in pc.indices_nonzero(back).to_pylist()
-            if file_key(_plain(column[place].as_py())) == file_key(self.files[paths[place].as_py()])
-        ]
-        if again:
-            keep = [place for place in range(len(column)) if place not in set(again)]
-            column = column.take(pa.array(keep, pa.int64()))
         names = {field.name for field in column.type}
         if not {"path", "deletionTimestamp", "dataChange"} <= names:
             raise UnknownLog("the last checkpoint has other columns")
@@ -290,11 +263,14 @@ class CommitLog:
             else pa.nulls(len(column), field.type)
             for field in _REMOVE
         ]
-        return [pa.StructArray.from_arrays(made, fields=list(_REMOVE))]
+        column = pa.StructArray.from_arrays(made, fields=list(_REMOVE))
+        young = pc.greater(pc.fill_null(pc.struct_field(column, "deletionTimestamp"), 0), oldest)
+        present = pa.array(["\0".join(file_key(a)) for a in self.files.values()], pa.string())
+        return [column.filter(pc.and_not(young, pc.is_in(_file_keys(column), present)))]
 
 
-def seconds_of(interval: str | None, default: float) -> float | None:
-    """How long an interval of a table's property is; None: it is not read here."""
+def _seconds_of(interval: str | None, default: float) -> float | None:
+    """The length of an interval in a property; None: its form is not known here."""
     if interval is None:
         return default
     found = _SECONDS.match(interval.strip())
@@ -309,7 +285,7 @@ def commit_info(
     metrics: Mapping[str, int],
     more: Action,
 ) -> Action:
-    """What a commit says of itself; ``read`` is the version that it follows, -1: none."""
+    """The action that describes a commit; ``read`` is the version that it follows, -1: none."""
     version = {} if read < 0 else {"readVersion": read}
     return {
         "commitInfo": {
@@ -326,21 +302,58 @@ def commit_info(
     }
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """A new file, whose content a crash of the machine leaves."""
+def write_commit(path: Path, actions: Iterable[Action]) -> None:
+    """Write the file of a commit durably: all of it, or none.
+
+    Raises:
+        FileExistsError: another writer has made it.
+        OSError: the disk failed. The file may be there.
+    """
+    lines = (json.dumps(each, separators=(",", ":")) + "\n" for each in actions)
+    _put(path, "".join(lines).encode(), os.link)
+    sync_path(path.parent)
+
+
+def write_durably(path: Path, content: bytes | pa.Buffer) -> None:
+    """Write a new file whose content survives a crash of the machine."""
     with path.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
+def _put(path: Path, content: bytes | pa.Buffer, name: Callable[[Path, Path], None]) -> None:
+    """Write a file under another name, and ``name`` it when it is whole."""
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        write_durably(fresh, content)
+        name(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def physical_name(field: Mapping[str, Any]) -> str:
+    """The name of a column in data files and their statistics."""
+    name: str = field.get("metadata", {}).get(PHYSICAL_NAME, field["name"])
+    return name
+
+
 def file_key(action: Mapping[str, Any]) -> FileKey:
-    """What tells an ``add`` or ``remove`` action from the others of its table."""
+    """What identifies the data file of an ``add`` or ``remove`` action."""
     vector = action.get("deletionVector")
     if not vector:
         return action["path"], ""
     place = f"{vector['storageType']}{vector['pathOrInlineDv']}"
     return action["path"], place if vector.get("offset") is None else f"{place}@{vector['offset']}"
+
+
+def _file_keys(actions: pa.StructArray) -> pa.Array:
+    """:func:`file_key` of each row, both parts in one text."""
+    vectors = pc.struct_field(actions, "deletionVector")
+    kind, place, offset = (pc.struct_field(vectors, n) for n in range(3))
+    at = pc.coalesce(pc.binary_join_element_wise("@", offset.cast(pa.string()), ""), "")
+    vector = pc.coalesce(pc.binary_join_element_wise(kind, place, at, ""), "")
+    return pc.binary_join_element_wise(pc.struct_field(actions, "path"), vector, "\0")
 
 
 _MAP = pa.map_(pa.string(), pa.string())
@@ -402,19 +415,19 @@ _METADATA = _struct(
 )
 
 
-def _rows(actions: Sequence[Mapping[str, Any]], kind: pa.StructType) -> pa.Array:
+def _rows(actions: Iterable[Action], kind: pa.StructType) -> pa.Array:
     return pa.array([_pairs(action, kind) for action in actions], kind)
 
 
 def _pairs(value: Any, kind: pa.DataType) -> Any:
-    """A value of the log's JSON as Arrow takes it: maps as pairs, unknown fields left out."""
+    """A value of the log's JSON for Arrow: maps become pairs, unknown fields are left out."""
     if value is None or not isinstance(kind, pa.StructType):
         return list(value.items()) if value is not None and pa.types.is_map(kind) else value
     return {field.name: _pairs(value.get(field.name), field.type) for field in kind}
 
 
 def _plain(row: Mapping[str, Any]) -> Action:
-    """A row of a checkpoint as its action in JSON: maps as such, no fields without a value."""
+    """The action in JSON of a row of a checkpoint: maps as such, no fields without a value."""
     made: Action = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
@@ -427,9 +440,7 @@ def _plain(row: Mapping[str, Any]) -> Action:
     return made
 
 
-def _without(column: pa.ChunkedArray, *names: str) -> pa.ChunkedArray:
-    kept = [field.name for field in column.type if field.name not in names]
-    rows = column.combine_chunks()
-    arrays = [pc.struct_field(rows, name) for name in kept]
-    fields = [column.type.field(name) for name in kept]
-    return pa.chunked_array([pa.StructArray.from_arrays(arrays, fields=fields)])
+def _without(rows: pa.StructArray, *names: str) -> pa.StructArray:
+    fields = [field for field in rows.type if field.name not in names]
+    kept = [pc.struct_field(rows, field.name) for field in fields]
+    return pa.StructArray.from_arrays(kept, fields=fields)

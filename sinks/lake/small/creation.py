@@ -1,20 +1,25 @@
-"""A new Delta table in a folder of this machine: its first commit, which has no rows.
+"""Creates a Delta table in a folder of this machine by its first commit, which has no rows.
 
-Format: Delta's protocol, *Change Metadata*, *Column Mapping*, *Table Features*. The table is as
-Delta 4.4 makes it by CREATE TABLE, which takes Spark a third of a second.
+Format: Delta's protocol, *Change Metadata*, *Column Mapping*, *Table Features*. The table equals
+one that CREATE TABLE of Delta 4.4 makes, which takes Spark a third of a second.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from changefeed.core.durable import sync_path
-from sinks.lake.small.commit_log import Action, commit_info, write_durably
-from sinks.lake.small.values import DELTA_NAMES, NotHere, arrow_type
+from sinks.lake.small.commit_log import (
+    COLUMN_ID,
+    PHYSICAL_NAME,
+    Action,
+    commit_info,
+    write_commit,
+)
+from sinks.lake.small.values import DELTA_NAMES, UnsupportedCase, arrow_type
 
 _FEATURES = ["deletionVectors", "columnMapping"]
 _OF_WRITERS = ["invariants", "appendOnly"]
@@ -23,19 +28,19 @@ _OF_WRITERS = ["invariants", "appendOnly"]
 def create_table(
     folder: Path, columns: Mapping[str, str], properties: Mapping[str, str], millis: int
 ) -> bool:
-    """Create a table whose columns have names of their own and deletion vectors; false: only Spark
-    can, or there is something in the folder, and nothing was done.
+    """Create a table with column mapping and deletion vectors; false: only Spark can, or the folder
+    is not empty, and nothing was done.
 
     Args:
         columns: name -> type, as SQL writes it.
-        properties: the table's.
+        properties: of the table.
         millis: the time, since 1970.
     """
     kinds = [DELTA_NAMES.get(kind, kind) for kind in columns.values()]
     try:
         for kind in kinds:
             arrow_type(kind)
-    except NotHere:
+    except UnsupportedCase:
         return False
     if len({name.lower() for name in columns}) < len(columns):
         return False
@@ -44,17 +49,11 @@ def create_table(
         if folder.exists() and any(folder.iterdir()):
             return False
         commits.mkdir(parents=True)
-        first = commits / f"{0:020d}.json"
-        fresh = commits / f".{first.name}.{uuid.uuid4().hex}"
         actions = _actions(dict(zip(columns, kinds, strict=True)), properties, millis)
-        try:
-            write_durably(fresh, "".join(json.dumps(each) + "\n" for each in actions).encode())
-            os.link(fresh, first)
-        finally:
-            fresh.unlink(missing_ok=True)
-        for path in (commits, folder, folder.parent):
+        write_commit(commits / f"{0:020d}.json", actions)
+        for path in (folder, folder.parent):
             sync_path(path)
-    except OSError:  # Spark's CREATE TABLE says what is wrong
+    except OSError:  # the error of Spark's CREATE TABLE explains it
         return False
     return True
 
@@ -67,10 +66,7 @@ def _actions(
             "name": name,
             "type": kind,
             "nullable": True,
-            "metadata": {
-                "delta.columnMapping.id": number,
-                "delta.columnMapping.physicalName": f"col-{uuid.uuid4()}",
-            },
+            "metadata": {COLUMN_ID: number, PHYSICAL_NAME: f"col-{uuid.uuid4()}"},
         }
         for number, (name, kind) in enumerate(columns.items(), 1)
     ]

@@ -1,9 +1,9 @@
 """Where the row of a key stands in a table's files: an index in memory and on this disk.
 
-A key is known by 128 bits: of whole numbers in one column its value, of others two independent
-hashes with random factors, of which two keys share both with a chance below 1 in 10**28 for each
-pair. The index has levels, each sorted; a round adds a small one, and levels of like sizes become
-one, so a look-up searches few. No Python runs per row.
+The index knows a key by 128 bits: a key of one whole number by its value, another by two
+independent hashes with random factors, both of which two keys share with a chance below 1 in
+10**28. The index has sorted levels: a round adds a small one, and levels of like sizes become one,
+so a look-up searches few. No Python runs per row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class KeyHits(NamedTuple):
-    """For each key that was asked for: whether the index has it, and what of its row."""
+    """For each key of a look-up: whether the index has it; then the number of its file, of its row
+    there, and the version of the row."""
 
     there: Flags
     files: Numbers
@@ -52,7 +53,7 @@ class KeyBits(NamedTuple):
 
 
 class KeyHash:
-    """Makes bits of keys. Two objects make different ones."""
+    """Makes the bits of keys. Two objects make different bits."""
 
     def __init__(self) -> None:
         self._seeds = (secrets.randbits(128), secrets.randbits(128))
@@ -60,19 +61,20 @@ class KeyHash:
         self._weights = [self._more(generator) for generator in self._factors]
 
     def bits(self, columns: Sequence[pa.Array]) -> KeyBits:
-        """Of the keys whose columns these are: whole numbers, texts or bytes, without NULL.
+        """The bits of keys; their columns have no NULL.
 
         Raises:
             ValueError: a text is longer than :data:`LONGEST`.
         """
+        columns = [_hashable(column) for column in columns]
         if len(columns) == 1 and pa.types.is_integer(columns[0].type):
-            value = _whole(columns[0]).view(np.uint64)
+            value = whole_numbers(columns[0]).view(np.uint64)
             return KeyBits(value * _SPREAD, np.zeros(len(value), np.uint64))
         first, second = (np.zeros(len(columns[0]), np.uint64) for _ in range(2))
         place = 0
         for column in columns:
             if pa.types.is_integer(column.type):
-                parts = _whole(column).view("<u2").reshape(-1, 4)
+                parts = whole_numbers(column).view("<u2").reshape(-1, 4)
                 for part in range(4):
                     value = parts[:, part].astype(np.uint64) + np.uint64(1)
                     first += value * self._weights[0][place]
@@ -85,7 +87,7 @@ class KeyHash:
         return KeyBits(first, second)
 
     def _more(self, generator: np.random.Generator) -> Bits:
-        """Odd factors for the bytes of as many columns as a key may have."""
+        """Odd factors for the bytes of each column that a key may have."""
         made = generator.integers(0, 1 << 63, (LONGEST + 6) * 16, np.uint64, endpoint=True)
         return made * np.uint64(2) + np.uint64(1)
 
@@ -110,8 +112,8 @@ class KeyHash:
 
 
 class _Entries(NamedTuple):
-    """Both halves of each key's bits, the number of its file, of its row there, and the version of
-    the row. Columns of their own, as a search reads all of one."""
+    """Both halves of each key's bits, and what :class:`KeyHits` has of it. Each column is an array
+    of its own, because a search reads all of one."""
 
     a: Bits
     b: Bits
@@ -151,8 +153,8 @@ class KeyIndex:
     """The keys of one table.
 
     Args:
-        folder: where large levels are kept. What an earlier process left there is of no use.
-        in_memory: levels with more entries are on disk.
+        folder: of large levels. Nobody reads what an earlier process left there.
+        in_memory: a level with more entries is on disk.
     """
 
     def __init__(self, folder: Path, in_memory: int = IN_MEMORY) -> None:
@@ -162,7 +164,7 @@ class KeyIndex:
 
     @property
     def entries(self) -> int:
-        """How many entries there are, those that others have replaced included."""
+        """How many entries it has, with those that newer ones replace."""
         return sum(map(len, self._levels))
 
     def find(self, keys: KeyBits) -> KeyHits:
@@ -183,7 +185,8 @@ class KeyIndex:
         return hits
 
     def add(self, keys: KeyBits, files: Numbers, rows: Numbers, has: Numbers) -> bool:
-        """Set the rows of keys: the last of a key that comes twice. Returns whether none does."""
+        """Set the rows of keys; of a key that comes twice the last counts. Returns whether none
+        does."""
         places = files.astype(np.uint32), rows.astype(np.uint32)
         new, distinct = _sorted(_Entries(*keys, *places, has.astype(np.int64)))
         older: list[_Level] = []
@@ -217,13 +220,14 @@ class KeyIndex:
         return _Level(_Entries(*columns), path)
 
 
-def _whole(column: pa.Array) -> Numbers:
+def whole_numbers(column: pa.Array) -> Numbers:
+    """The values of a column of whole numbers, without NULL."""
     values = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     return np.ascontiguousarray(values, np.int64)
 
 
 def _sorted(entries: _Entries) -> tuple[_Entries, bool]:
-    """The last entry of each key, in order, and whether each key had one."""
+    """The last entry of each key, in order, and whether each key had only one."""
     order = np.argsort(entries.a, kind="stable")  # of equal keys the newest is last
     first = entries.a[order]
     if (first[1:] == first[:-1]).any():
@@ -250,8 +254,8 @@ def _places(entries: _Entries, keys: KeyBits) -> Numbers:
     return found
 
 
-def key_column(column: pa.Array) -> pa.Array:
-    """A key column as the index takes it."""
+def _hashable(column: pa.Array) -> pa.Array:
+    """A key column as whole numbers, texts or bytes."""
     kind = column.type
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         return column.cast(pa.int64())

@@ -6,9 +6,10 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -19,12 +20,17 @@ import pyarrow.parquet as pq
 from changefeed.core.clock import Clock
 from changefeed.core.durable import sync_path
 from changefeed.core.schema import TableSchema
+from changefeed.spark.internals.delta import TIGHT_BOUNDS, WIDE_BOUNDS
 from sinks.lake.small.commit_log import (
+    COLUMN_ID,
+    PHYSICAL_NAME,
     UNREADABLE,
     Action,
     CommitLog,
+    FileKey,
     commit_info,
     file_key,
+    physical_name,
     write_durably,
 )
 from sinks.lake.small.key_index import (
@@ -34,15 +40,14 @@ from sinks.lake.small.key_index import (
     KeyHits,
     KeyIndex,
     Numbers,
-    key_column,
+    whole_numbers,
 )
 from sinks.lake.small.values import (
     DELTA_NAMES,
-    NotHere,
+    UnsupportedCase,
     arrow_type,
     statistics,
     table_values,
-    versions,
 )
 from sinks.lake.small.vectors import Gone, VectorFile, read_vector
 from sinks.lake.staging import OPERATION, VERSION, StagedFile
@@ -52,15 +57,15 @@ from sinks.ownership import Owner
 
 log = logging.getLogger("changefeed.sinks.lake")
 
-#: How the node names its data files, and up to which size, in bytes, it makes one of many.
+#: How the node names its data files; it joins those with fewer bytes.
 _OURS, _SMALL_FILE = "changefeed-", 8 << 20
-#: After so many failures of the disk in a row, the rounds of a table are Spark's.
+#: After so many failures of the disk in a row, Spark does the rounds of a table.
 _MOST_FAILURES = 3
-#: How often a round is tried when others commit to the table at the same time.
+#: How often the node tries a round when others commit to the table at the same time.
 _ATTEMPTS = 3
 
-#: Features of a table that change nothing of how rows are added and marked, or only where a
-#: property says so (Delta's protocol, *Valid Feature Names in Table Features*).
+#: Features of a table that do not change how a writer adds and marks rows, or only if a property
+#: asks for that (Delta's protocol, *Valid Feature Names in Table Features*).
 _FEATURES = {
     "appendOnly",
     "changeDataFeed",
@@ -76,27 +81,25 @@ _FEATURES = {
     "vacuumProtocolCheck",
 }
 _NEEDS_SPARK = ("delta.enableChangeDataFeed", "delta.appendOnly", "delta.enableRowTracking")
-_PHYSICAL, _ID = "delta.columnMapping.physicalName", "delta.columnMapping.id"
-#: Where a column's number stands in Parquet, as Arrow calls it.
-_FIELD_ID = "PARQUET:field_id"
-#: What else a column may say of itself.
-_COLUMN_WORDS = {_PHYSICAL, _ID, "comment", "delta.typeChanges"}
-#: The version of a row of another writer, who gave it none: older than each.
+#: The property of a column in Arrow's schema that Parquet keeps as the column's number.
+_PARQUET_ID = "PARQUET:field_id"
+#: The properties that a column may have.
+_COLUMN_PROPERTIES = {PHYSICAL_NAME, COLUMN_ID, "comment", "delta.typeChanges"}
+#: The version of a row to which another writer gave none: older than every other.
 _NO_VERSION = -(2**63)
-#: Of a table that says nothing, in commits.
+#: Delta's default, in commits.
 _CHECKPOINT_INTERVAL = 10
-_TIGHT = '"tightBounds":true'
 
 
 @dataclass(frozen=True, slots=True)
 class SmallLimits:
-    """Up to where rounds are the node's.
+    """Within these limits the node does a round itself.
 
     Attributes:
-        rows: of a round. Of more, a job costs less than it saves.
-        files, indexed: data files of a table, and rows in them, whose log and index need too much
-            memory beyond that.
-        small_files: so many small files of a table become one.
+        rows: of a round; a larger one gains more from a job than the job costs. The sink checks it.
+        files, indexed: data files of a table, and rows in them; log and index of a larger table
+            need too much memory.
+        small_files: the node joins so many small files of a table.
         spare_entries: an index has at most so many entries beyond twice the rows of its table.
     """
 
@@ -109,42 +112,25 @@ class SmallLimits:
 
 @dataclass(frozen=True, slots=True)
 class CommitNotes:
-    """What a commit says of itself.
+    """What a commit records besides its rows.
 
     Attributes:
         user: for readers.
         application: the transaction identifier that Delta keeps, and its number; None: the rows
-            are of a scan, which may come again.
+            belong to a scan, which may come again.
     """
 
     user: str
     application: tuple[str, int] | None
 
 
-@dataclass(slots=True)
-class _File:
-    """A data file that the index knows.
-
-    Attributes:
-        rows: how many it has, gone ones included.
-        gone: which of them are gone; None: none.
-        vector: the key of its action, from which ``gone`` is.
-    """
-
-    path: str
-    rows: int
-    gone: Gone | None = None
-    vector: tuple[str, str] = ("", "")
-
-
 @dataclass(frozen=True, slots=True)
 class _TableForm:
-    """How the table's columns are filled.
+    """How the columns of the source fill those of the table.
 
     Attributes:
         columns: for each column of the table, the number of the source's; -1: the version.
-        types, names: of its columns in files.
-        ids: of its columns in files.
+        types, names, ids: of the table's columns in files.
         keys: for each column of the key, the number of the table's column.
         sequence: the number of the table's column with the version.
     """
@@ -161,58 +147,166 @@ class _TableForm:
         """The columns of a data file."""
         return pa.schema(
             [
-                pa.field(name, kind, metadata=None if id_ is None else {_FIELD_ID: str(id_)})
+                pa.field(name, kind, metadata=None if id_ is None else {_PARQUET_ID: str(id_)})
                 for name, kind, id_ in zip(self.names, self.types, self.ids, strict=True)
             ]
         )
 
     @property
-    def index(self) -> tuple[tuple[str, pa.DataType], ...]:
-        """What the index is made of."""
-        wanted = (*self.keys, self.sequence)
-        return tuple((self.names[i], self.types[i]) for i in wanted)
+    def indexed(self) -> tuple[tuple[str, pa.DataType], ...]:
+        """Names and types of the columns in the index: those of the key, and the version."""
+        return tuple((self.names[i], self.types[i]) for i in (*self.keys, self.sequence))
+
+
+@dataclass(slots=True)
+class _IndexedFile:
+    """A data file that the index knows.
+
+    Attributes:
+        key: its path and the vector that ``gone`` was read from.
+        gone: which of its rows are gone.
+    """
+
+    key: FileKey
+    gone: Gone
 
 
 @dataclass(slots=True)
 class _IndexedTable:
-    """What is in memory of a table; ``files`` has the living ones by the numbers that the index has
-    for them."""
+    """A table whose keys are in an index.
+
+    Attributes:
+        version: the version of the table that the index has.
+        files: the table's files by the numbers that the index has for them.
+        numbers: the numbers by path.
+    """
 
     log: CommitLog
-    shape: _TableForm
+    form: _TableForm
     index: KeyIndex
     hashing: KeyHash = field(default_factory=KeyHash)
-    files: dict[int, _File] = field(default_factory=dict)
+    version: int = -1
+    files: dict[int, _IndexedFile] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     last_number: int = 0
-
-    def add(self, file: _File) -> int:
-        """Number a file."""
-        self.last_number += 1
-        number = self.numbers[file.path] = self.last_number
-        self.files[number] = file
-        return number
-
-    def forget_lost(self) -> None:
-        """Forget files that are not in the table any more."""
-        for path in self.numbers.keys() - self.log.files.keys():
-            del self.files[self.numbers.pop(path)]
 
     @property
     def rows(self) -> int:
         """How many rows the table has."""
-        files = self.files.values()
-        return sum(f.rows - (0 if f.gone is None else int(f.gone.sum())) for f in files)
+        return sum(len(file.gone) - int(file.gone.sum()) for file in self.files.values())
+
+    def action(self, number: int) -> Action:
+        """The ``add`` action of a file."""
+        return self.log.files[self.files[number].key[0]]
+
+    def alive(self, hits: KeyHits) -> Flags:
+        """Whether the table still has the row of each hit."""
+        alive = np.zeros(len(hits.there), np.bool_)
+        for number in np.unique(hits.files[hits.there]).tolist():
+            if (file := self.files.get(number)) is not None:
+                here = hits.there & (hits.files == number)
+                alive[here] = ~file.gone[hits.rows[here]]
+        return alive
+
+    def gone_with(self, hits: KeyHits, marked: Flags) -> dict[int, Gone]:
+        """For each file that loses the marked rows, all of its rows that are gone then."""
+        found = {}
+        for number in np.unique(hits.files[marked]).tolist():
+            gone = found[number] = self.files[number].gone.copy()
+            gone[hits.rows[marked & (hits.files == number)]] = True
+        return found
+
+    def take_own(self, gone: Mapping[int, Gone]) -> None:
+        """Follow a commit of the node's, by which files have lost the rows ``gone``."""
+        self._forget_lost()
+        for number, rows in gone.items():
+            if (file := self.files.get(number)) is not None:
+                file.gone, file.key = rows, file_key(self.action(number))
+        self.version = self.log.version
+
+    def add_indexed(self, action: Action, keys: KeyBits, versions: Numbers) -> None:
+        """Index a new file, of which no row is gone."""
+        number = self._add(action["path"], len(versions))
+        self.index.add(keys, np.full(len(versions), number), np.arange(len(versions)), versions)
+
+    def take_others(self, most: int) -> None:
+        """Follow the commits of others: the vectors of files, and the keys of new ones.
+
+        Raises:
+            ValueError: the table has a key twice, or none in a row, or more than ``most`` rows.
+            UnsupportedCase, OSError: a file cannot be read. The index then has what it had.
+        """
+        files, folder = self.log.files, self.log.folder
+        if sum(map(_rows_of, files.values())) > most:
+            raise ValueError("the table has many rows")
+        self._forget_lost()
+        read = {path: self._keys_in(path) for path in files if path not in self.numbers}
+        new = [(self._add(path, len(keys)), keys) for path, keys in read.items()]
+        for path, action in files.items():
+            file, vector = self.files[self.numbers[path]], action.get("deletionVector")
+            if file.key != file_key(action):
+                none = np.zeros(len(file.gone), np.bool_)
+                file.gone = read_vector(vector, folder, len(none)) if vector else none
+                file.key = file_key(action)
+        self._index(new)
+        self.version = self.log.version
+
+    def _add(self, path: str, rows: int) -> int:
+        """Number a new file."""
+        self.last_number += 1
+        self.numbers[path] = self.last_number
+        self.files[self.last_number] = _IndexedFile((path, ""), np.zeros(rows, np.bool_))
+        return self.last_number
+
+    def _forget_lost(self) -> None:
+        """Forget files that the table no longer has."""
+        for path in self.numbers.keys() - self.log.files.keys():
+            del self.files[self.numbers.pop(path)]
+
+    def _keys_in(self, path: str) -> pa.Table:
+        """The indexed columns of a data file."""
+        if "://" in path or path.startswith("/"):
+            raise ValueError("a data file is elsewhere")
+        wanted = self.form.indexed
+        file = self.log.folder / unquote(path)
+        with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as opened:
+            if not {name for name, _ in wanted} <= set(opened.schema_arrow.names):
+                raise ValueError("a data file has other columns")
+            table = opened.read(columns=[name for name, _ in wanted])
+        try:
+            columns = [table[name].cast(kind) for name, kind in wanted]
+        except pa.ArrowInvalid as failure:
+            raise UnsupportedCase("a key of another type") from failure
+        return pa.table(columns, [f"k{i}" for i in range(len(columns))])
+
+    def _index(self, files: Sequence[tuple[int, pa.Table]]) -> None:
+        """Index the keys of new files but for the rows that are gone."""
+        numbers, places, keys = [], [], []
+        for number, table in files:
+            here = np.flatnonzero(~self.files[number].gone)
+            numbers.append(np.full(len(here), number))
+            places.append(here)
+            keys.append(table if len(here) == len(table) else table.take(pa.array(here)))
+        if not any(map(len, places)):
+            return
+        *columns, has = _arrays(pa.concat_tables(keys))
+        if any(column.null_count for column in columns):
+            raise ValueError("a row has no value in its key")
+        bits = self.hashing.bits(columns)
+        known = self.index.entries and self.alive(self.index.find(bits)).any()
+        new = bits, np.concatenate(numbers), np.concatenate(places), _versions(has)
+        if known or not self.index.add(*new):
+            raise ValueError("the table has a key twice")
 
 
 class SmallRounds:
     """The rounds of one table, in one process.
 
     Args:
-        folder: the table's.
+        folder: of the table.
         scratch: where the index may have files.
-        owner: whose the table is. A folder of this name that is not the table which Spark writes
-            to has no mark of it.
+        owner: of the table. Another folder than that of the table which Spark writes to has no mark
+            of it.
         sequence: the table's column with the version of a row.
     """
 
@@ -232,18 +326,18 @@ class SmallRounds:
         self._limits = limits
         self._clock = clock
         self._known: _IndexedTable | None = None
-        #: The schema whose rounds are Spark's, whatever is in them.
+        #: The fingerprint of the schema whose rounds Spark does, whatever they have.
         self._refused = ""
         self._failures = 0
 
     def commit(self, files: Sequence[StagedFile], schema: TableSchema, notes: CommitNotes) -> bool:
-        """Bring the rows of a round into the table; false: Spark is to do it, and sees by the
-        commit's transaction identifier if it is done already.
+        """Bring the rows of a round into the table; false: Spark must do it. By the commit's
+        transaction identifier it sees whether that is done already.
 
         Each key comes once in the round, with all of its values.
         """
         shape = schema.fingerprint()
-        if self._refused == shape or sum(file.rows for file in files) > self._limits.rows:
+        if self._refused == shape:
             return False
         try:
             for _ in range(_ATTEMPTS):
@@ -253,18 +347,19 @@ class SmallRounds:
                     done = known.log.applications.get(application)
                     if done is not None and done["version"] >= number:
                         return True
-                if _Round(known, schema, files, self._millis()).commit(notes):
+                if _commit_round(known, schema, files, notes, self._millis()):
                     self._failures = 0
                     self._care_for(known)
                     return True
-        except NotHere as reason:
+        except UnsupportedCase as reason:
             log.debug("a round of %s goes to Spark: %s", self._folder.name, reason)
         except UNREADABLE as reason:
             log.info("rounds of %s go to Spark: %s", self._folder.name, reason)
             self._refused = shape
             self.close()
         except OSError as failure:
-            # Files of another user, a full disk: Spark says what is wrong, or can do it.
+            # Another user's files, or a full disk: Spark raises an error that explains it, or can
+            # do the round.
             log.info("a round of %s goes to Spark: %s", self._folder.name, failure.strerror)
             self._failures += 1
             lasting = isinstance(failure, PermissionError | FileNotFoundError)
@@ -289,27 +384,28 @@ class SmallRounds:
         """The table as of now.
 
         Raises:
-            NotHere, UnknownLog, ValueError: its rounds are Spark's.
+            UnsupportedCase, UnknownLog, ValueError: Spark must do its rounds.
+            OSError: a file cannot be read.
         """
         known = self._known
         if known is None:
-            table, written = CommitLog(self._folder, self._limits.files), True
+            table = CommitLog(self._folder, self._limits.files)
         else:
-            table, written = known.log, known.log.follow()
+            table = known.log
+            table.follow()
         if not any(mark.same(self._owner) for mark in marks_of(table.properties)):
             raise ValueError("it is not this feed's table")
-        shape = _shape(table, schema, self._sequence)
-        if known is None or known.shape.index != shape.index:
+        form = _form_of(table, schema, self._sequence)
+        if known is None or known.form.indexed != form.indexed:
             self.close()
-            known = self._known = _IndexedTable(table, shape, KeyIndex(self._scratch))
-            written = True
-        known.shape = shape
-        if written:
-            _index_files(known, self._limits.indexed)
+            known = self._known = _IndexedTable(table, form, KeyIndex(self._scratch))
+        known.form = form
+        if known.version < table.version:
+            known.take_others(self._limits.indexed)
         return known
 
     def _care_for(self, known: _IndexedTable) -> None:
-        """What a table needs now and then; the round is committed."""
+        """Join small files and write a checkpoint if it is time; the round is committed."""
         table = known.log
         interval = int(table.setting("delta.checkpointInterval") or _CHECKPOINT_INTERVAL)
         try:
@@ -318,167 +414,71 @@ class SmallRounds:
                 table.checkpoint(self._millis())
                 if known.index.entries > 2 * known.rows + self._limits.spare_entries:
                     self.close()  # keys of deleted rows: the next round makes another index
-        except (NotHere, OSError, *UNREADABLE) as failure:
-            # Readers do with what there is, and Spark's next commit may make a checkpoint.
+        except (UnsupportedCase, OSError, *UNREADABLE) as failure:
+            # Readers need neither, and Spark's next commit may write a checkpoint.
             log.warning("no upkeep of %s: %s", self._folder.name, type(failure).__name__)
             self.close()
 
 
-class _Round:
-    def __init__(
-        self, known: _IndexedTable, schema: TableSchema, files: Sequence[StagedFile], millis: int
-    ) -> None:
-        self._known = known
-        self._log = known.log
-        self._millis = millis
-        parts = [pq.read_table(file.path, page_checksum_verification=True) for file in files]
-        self._rows = pa.concat_tables(parts, promote_options="default").combine_chunks()
-        self._schema = schema
+def _commit_round(
+    known: _IndexedTable,
+    schema: TableSchema,
+    files: Sequence[StagedFile],
+    notes: CommitNotes,
+    millis: int,
+) -> bool:
+    """Write the rows of staged files and commit them; false: another writer was faster.
 
-    def commit(self, notes: CommitNotes) -> bool:
-        """Write files and commit them; false: another writer was faster."""
-        known, rows = self._known, self._rows
-        values = self._values()
-        keys = known.hashing.bits([key_column(values[i]) for i in known.shape.keys])
-        come = versions(rows[VERSION].combine_chunks())
-        deletes = np.asarray(pc.equal(rows[OPERATION], "d")).astype(np.bool_)
-        hits = known.index.find(keys)
-        if len(np.unique(keys.a)) < len(keys.a):
-            raise NotHere("two rows of one key")
-        there = hits.there & _alive(known, hits)
-        newer = come >= hits.has
-        marked, kept = there & newer, ~deletes & (newer | ~there)
-        gone = _gone_with(known, hits, marked)
-        added, table = self._added(values, kept)
-        replaced, vectors = self._replaced(gone)
-        counts = {
-            "numTargetRowsInserted": int((kept & ~there).sum()),
-            "numTargetRowsUpdated": int((kept & marked).sum()),
-            "numTargetRowsDeleted": int((deletes & marked).sum()),
-        }
-        info = self._info(notes, counts, len(added))
-        actions = [info, *self._noted(notes), *replaced, *added]
-        if added or vectors:
-            sync_path(self._log.folder)
-        try:
-            committed = self._log.commit(actions)
-        except OSError:
-            if not self._log.follow():
-                self._remove([*added, *vectors])
-            raise
-        if not committed:
-            self._remove([*added, *vectors])
-            return False
-        self._remember(gone, added, table, KeyBits(keys.a[kept], keys.b[kept]), come[kept])
-        return True
-
-    # -- rows -------------------------------------------------------------------------------
-
-    def _values(self) -> list[pa.Array]:
-        shape, columns = self._known.shape, self._schema.columns
-        return [
-            table_values(columns[number], self._rows[f"c{number}"].combine_chunks(), kind)
-            if number >= 0
-            else self._rows[VERSION].combine_chunks().cast(kind)
-            for number, kind in zip(shape.columns, shape.types, strict=True)
-        ]
-
-    def _added(self, values: list[pa.Array], kept: Flags) -> tuple[list[Action], pa.Table | None]:
-        if not kept.any():
-            return [], None
-        table = pa.table(values, self._known.shape.columns_of_files).filter(pa.array(kept))
-        return [_data_file(self._log.folder, table, self._millis)], table
-
-    def _replaced(self, gone: Mapping[int, Gone]) -> tuple[list[Action], list[Action]]:
-        """Actions for files some of whose rows are gone now; and the file with their vectors."""
-        vectors, actions = VectorFile(), []
-        for number, rows in gone.items():
-            action = self._log.files[self._known.files[number].path]
-            actions.append(_without_file(action, self._millis))
-            if not rows.all():
-                new = action | {
-                    "deletionVector": vectors.add(rows),
-                    "stats": _wide(action, len(rows)),
-                    "dataChange": True,
-                }
-                actions.append({"add": new})
-        if len(vectors.content) <= 1:
-            return actions, []
-        write_durably(self._log.folder / vectors.name, vectors.content)
-        return actions, [{"add": {"path": vectors.name}}]
-
-    def _remove(self, made: Sequence[Action]) -> None:
-        for action in made:
-            (self._log.folder / action["add"]["path"]).unlink(missing_ok=True)
-
-    # -- the commit -------------------------------------------------------------------------
-
-    def _noted(self, notes: CommitNotes) -> list[Action]:
-        if notes.application is None:
-            return []
+    Raises:
+        UnsupportedCase, OSError
+    """
+    staged = [pq.read_table(file.path, page_checksum_verification=True) for file in files]
+    rows = pa.concat_tables(staged, promote_options="default").combine_chunks()
+    form, versions = known.form, rows[VERSION].combine_chunks()
+    values = [
+        versions.cast(kind)
+        if number < 0
+        else table_values(schema.columns[number], rows[f"c{number}"].combine_chunks(), kind)
+        for number, kind in zip(form.columns, form.types, strict=True)
+    ]
+    keys = known.hashing.bits([values[i] for i in form.keys])
+    come = whole_numbers(versions)
+    deletes = np.asarray(pc.equal(rows[OPERATION], "d")).astype(np.bool_)
+    hits = known.index.find(keys)
+    if len(np.unique(keys.a)) < len(keys.a):
+        raise UnsupportedCase("two rows of one key")
+    there, newer = known.alive(hits), come >= hits.has
+    marked, kept = there & newer, ~deletes & (newer | ~there)
+    gone = known.gone_with(hits, marked)
+    draft = _Draft(known.log, millis)
+    if notes.application is not None:
         application, number = notes.application
-        return [{"txn": {"appId": application, "version": number, "lastUpdated": self._millis}}]
-
-    def _info(self, notes: CommitNotes, counts: Mapping[str, int], added: int) -> Action:
-        updated, deleted = counts["numTargetRowsUpdated"], counts["numTargetRowsDeleted"]
-        metrics = {
-            "numSourceRows": self._rows.num_rows,
-            **counts,
-            "numTargetRowsMatchedUpdated": updated,
-            "numTargetRowsMatchedDeleted": deleted,
-            "numTargetFilesAdded": added,
-            "numOutputRows": updated + counts["numTargetRowsInserted"],
-        }
-        names = ("predicate", "matchedPredicates", "notMatchedPredicates")
-        parameters, version = dict.fromkeys(names, "[]"), self._log.version
-        more = {"isolationLevel": "Serializable", "userMetadata": notes.user}
-        return commit_info(version, self._millis, "MERGE", parameters, metrics, more)
-
-    def _remember(
-        self,
-        gone: Mapping[int, Gone],
-        added: Sequence[Action],
-        table: pa.Table | None,
-        keys: KeyBits,
-        come: Numbers,
-    ) -> None:
-        known = self._known
-        known.forget_lost()
-        for number, rows in gone.items():
-            if (file := known.files.get(number)) is not None:
-                file.gone, file.vector = rows, file_key(self._log.files[file.path])
-        if table is not None:
-            action = added[0]["add"]
-            number = known.add(_File(action["path"], len(table), None, file_key(action)))
-            places = np.full(len(table), number), np.arange(len(table))
-            known.index.add(keys, *places, come)
-
-
-# ------------------------------------------------------------------------------- files
-
-
-def _data_file(folder: Path, table: pa.Table, millis: int, *, change: bool = True) -> Action:
-    """Write a data file, durably but for its name; ``change``: its rows are new to readers."""
-    path = folder / f"{_OURS}{uuid.uuid4()}.parquet"
-    pq.write_table(table, path, compression="snappy")
-    sync_path(path)
-    return {
-        "add": {
-            "path": path.name,
-            "partitionValues": {},
-            "size": os.path.getsize(path),
-            "modificationTime": millis,
-            "dataChange": change,
-            "stats": json.dumps(statistics(table), separators=(",", ":")),
-        }
+        txn = {"appId": application, "version": number, "lastUpdated": millis}
+        draft.actions.append({"txn": txn})
+    draft.mark((known.action(number), lost) for number, lost in gone.items())
+    new = pa.table(values, form.columns_of_files).filter(pa.array(kept))
+    added = draft.add(new) if len(new) else None
+    inserted, updated = int((kept & ~there).sum()), int((kept & marked).sum())
+    deleted = int((deletes & marked).sum())
+    metrics = {
+        "numSourceRows": len(rows),
+        "numTargetRowsInserted": inserted,
+        "numTargetRowsUpdated": updated,
+        "numTargetRowsDeleted": deleted,
+        "numTargetRowsMatchedUpdated": updated,
+        "numTargetRowsMatchedDeleted": deleted,
+        "numTargetFilesAdded": 0 if added is None else 1,
+        "numOutputRows": updated + inserted,
     }
-
-
-def _without_file(action: Action, millis: int, *, change: bool = True) -> Action:
-    kept = ("path", "partitionValues", "size", "deletionVector", "baseRowId", "tags")
-    removed = {name: action[name] for name in kept if name in action}
-    more = {"deletionTimestamp": millis, "dataChange": change, "extendedFileMetadata": True}
-    return {"remove": removed | more}
+    parameters = dict.fromkeys(("predicate", "matchedPredicates", "notMatchedPredicates"), "[]")
+    more = {"isolationLevel": "Serializable", "userMetadata": notes.user}
+    info = commit_info(known.log.version, millis, "MERGE", parameters, metrics, more)
+    if not draft.commit(info):
+        return False
+    known.take_own(gone)
+    if added is not None:
+        known.add_indexed(added, KeyBits(keys.a[kept], keys.b[kept]), come[kept])
+    return True
 
 
 def _join_files(known: _IndexedTable, millis: int, many: int) -> None:
@@ -487,7 +487,7 @@ def _join_files(known: _IndexedTable, millis: int, many: int) -> None:
     Raises:
         OSError, ValueError: a file cannot be read or written.
     """
-    table, shape = known.log, known.shape
+    table, form = known.log, known.form
     small = [
         known.numbers[path]
         for path, action in table.files.items()
@@ -495,148 +495,136 @@ def _join_files(known: _IndexedTable, millis: int, many: int) -> None:
     ]
     if len(small) < many:
         return
-    columns = shape.columns_of_files
-    parts = []
+    columns = form.columns_of_files
+    draft, parts = _Draft(table, millis, change=False), []
     for number in small:
-        file = known.files[number]
-        rows = pq.read_table(table.folder / file.path)
-        if file.gone is not None:
-            rows = rows.filter(pa.array(~file.gone))
-        found = set(rows.column_names)
-        parts.append(
-            pa.table(
-                [
-                    rows[f.name].cast(f.type) if f.name in found else pa.nulls(len(rows), f.type)
-                    for f in columns
-                ],
-                columns,
-            )
-        )
+        action, file = known.action(number), known.files[number]
+        draft.remove(action)
+        rows = pq.read_table(table.folder / action["path"], schema=columns)
+        parts.append(rows.filter(pa.array(~file.gone)))
     whole = pa.concat_tables(parts).combine_chunks()
-    added = _data_file(table.folder, whole, millis, change=False)
-    sync_path(table.folder)
-    gone = [
-        _without_file(table.files[known.files[number].path], millis, change=False)
-        for number in small
-    ]
-    metrics = {"numAddedFiles": 1, "numRemovedFiles": len(gone)}
-    more = {"isolationLevel": "SnapshotIsolation"}
+    added = draft.add(whole)
+    metrics = {"numAddedFiles": 1, "numRemovedFiles": len(small)}
     parameters = {"predicate": "[]", "zOrderBy": "[]"}
-    info = commit_info(table.version, millis, "OPTIMIZE", parameters, metrics, more)
-    if not table.commit([info, *gone, added]):
-        (table.folder / added["add"]["path"]).unlink(missing_ok=True)
-        return
-    known.forget_lost()
-    number = known.add(_File(added["add"]["path"], len(whole), None, file_key(added["add"])))
-    keys = [key_column(whole.column(i).combine_chunks()) for i in shape.keys]
-    has = versions(pc.fill_null(whole.column(shape.sequence).combine_chunks(), _NO_VERSION))
-    places = np.full(len(whole), number), np.arange(len(whole))
-    known.index.add(known.hashing.bits(keys), *places, has)
+    more = {"isolationLevel": "SnapshotIsolation"}
+    if draft.commit(commit_info(table.version, millis, "OPTIMIZE", parameters, metrics, more)):
+        known.take_own({})
+        arrays = _arrays(whole)
+        keys = known.hashing.bits([arrays[i] for i in form.keys])
+        known.add_indexed(added, keys, _versions(arrays[form.sequence]))
 
 
-# ------------------------------------------------------------------------------- the index
+class _Draft:
+    """A commit that is being made. ``change``: readers of changes see its rows."""
+
+    def __init__(self, log: CommitLog, millis: int, *, change: bool = True) -> None:
+        self.actions: list[Action] = []
+        self._log = log
+        self._millis = millis
+        self._change = change
+        self._made: list[Path] = []
+
+    def add(self, rows: pa.Table) -> Action:
+        """Write a data file, durably but for its name; returns its ``add`` action."""
+        path = self._log.folder / f"{_OURS}{uuid.uuid4()}.parquet"
+        pq.write_table(rows, path, compression="snappy")
+        sync_path(path)
+        self._made.append(path)
+        action = {
+            "path": path.name,
+            "partitionValues": {},
+            "size": os.path.getsize(path),
+            "modificationTime": self._millis,
+            "dataChange": self._change,
+            "stats": _text(statistics(rows)),
+        }
+        self.actions.append({"add": action})
+        return action
+
+    def remove(self, action: Action) -> None:
+        """Remove the data file of an ``add`` action."""
+        kept = ("path", "partitionValues", "size", "deletionVector", "baseRowId", "tags")
+        removed = {name: action[name] for name in kept if name in action} | {
+            "deletionTimestamp": self._millis,
+            "dataChange": self._change,
+            "extendedFileMetadata": True,
+        }
+        self.actions.append({"remove": removed})
+
+    def mark(self, files: Iterable[tuple[Action, Gone]]) -> None:
+        """Write the vectors of files whose rows are gone; a file without a row left is removed."""
+        vectors = VectorFile()
+        for action, gone in files:
+            self.remove(action)
+            if not gone.all():
+                new = {
+                    "deletionVector": vectors.add(gone),
+                    "stats": _wide(action, len(gone)),
+                    "dataChange": self._change,
+                }
+                self.actions.append({"add": action | new})
+        if not vectors.empty:
+            path = self._log.folder / vectors.name
+            write_durably(path, vectors.content)
+            self._made.append(path)
+
+    def commit(self, info: Action) -> bool:
+        """Commit it; false: another writer was faster, and nothing is left.
+
+        Raises:
+            OSError: the disk failed. The commit may be there.
+        """
+        if self._made:
+            sync_path(self._log.folder)
+        try:
+            committed = self._log.commit([info, *self.actions])
+        except OSError:
+            if not self._log.follow():
+                self._remove_made()
+            raise
+        if not committed:
+            self._remove_made()
+        return committed
+
+    def _remove_made(self) -> None:
+        for path in self._made:
+            path.unlink(missing_ok=True)
 
 
-def _alive(known: _IndexedTable, hits: KeyHits) -> Flags:
-    """Whether the row of each hit is still there."""
-    alive = np.zeros(len(hits.there), np.bool_)
-    for number in np.unique(hits.files[hits.there]).tolist():
-        file = known.files.get(number)
-        if file is not None:
-            here = hits.there & (hits.files == number)
-            alive[here] = True if file.gone is None else ~file.gone[hits.rows[here]]
-    return alive
+def _wide(action: Action, rows: int) -> str:
+    """The statistics of a file that loses rows: its bounds are those of its rows, gone ones
+    included. The text is changed, not read and written, which would round decimals."""
+    text = action.get("stats") or ""
+    if WIDE_BOUNDS in text:
+        return text
+    if text.count(TIGHT_BOUNDS) == 1 and not action.get("deletionVector"):
+        return text.replace(TIGHT_BOUNDS, WIDE_BOUNDS)
+    return _text({"numRecords": rows, "tightBounds": False})
 
 
-def _gone_with(known: _IndexedTable, hits: KeyHits, marked: Flags) -> dict[int, Gone]:
-    """For each file that loses rows, all of its rows that are gone then."""
-    found = {}
-    for number in np.unique(hits.files[marked]).tolist():
-        file = known.files[number]
-        gone = np.zeros(file.rows, np.bool_) if file.gone is None else file.gone.copy()
-        gone[hits.rows[marked & (hits.files == number)]] = True
-        found[number] = gone
-    return found
-
-
-def _index_files(known: _IndexedTable, most: int) -> None:
-    """Follow what others have committed: their vectors, and the keys of their files.
-
-    Raises:
-        ValueError: the table has a key twice, or none in a row, or too many rows.
-        NotHere, OSError: a file cannot be read.
-    """
-    parts = []
-    if sum(map(_rows_of, known.log.files.values())) > most:
-        raise ValueError("the table has many rows")
-    known.forget_lost()
-    for path, action in known.log.files.items():
-        number = known.numbers.get(path)
-        if number is None:
-            if "://" in path or path.startswith("/"):
-                raise ValueError("a data file is elsewhere")
-            keys = _keys_in(known, known.log.folder / unquote(path))
-            number = known.add(_File(path, len(keys)))
-            parts.append((number, keys))
-        file, vector = known.files[number], action.get("deletionVector")
-        if file.vector != file_key(action):
-            folder = known.log.folder
-            file.gone = None if vector is None else read_vector(vector, folder, file.rows)
-            file.vector = file_key(action)
-    _add_files(known, parts)
+def _text(stats: Mapping[str, Any]) -> str:
+    return json.dumps(stats, separators=(",", ":"))
 
 
 def _rows_of(action: Action) -> int:
-    """How many rows a data file has, where its statistics say so."""
+    """How many rows the statistics of a data file say it has."""
     found = json.loads(action.get("stats") or "{}").get("numRecords")
     return found if isinstance(found, int) else 0
 
 
-def _add_files(known: _IndexedTable, parts: Sequence[tuple[int, pa.Table]]) -> None:
-    keys, files, places = [], [], []
-    for number, table in parts:
-        gone = known.files[number].gone
-        here = np.arange(len(table)) if gone is None else np.flatnonzero(~gone)
-        keys.append(table.take(pa.array(here)) if gone is not None else table)
-        files.append(np.full(len(here), number))
-        places.append(here)
-    if not sum(map(len, files)):
-        return
-    whole = pa.concat_tables(keys).combine_chunks()
-    columns = [whole.column(i).combine_chunks() for i in range(len(known.shape.keys))]
-    if any(column.null_count for column in columns):
-        raise ValueError("a row has no value in its key")
-    has = pc.fill_null(whole.column(len(columns)).combine_chunks(), _NO_VERSION)
-    bits = known.hashing.bits([key_column(column) for column in columns])
-    if known.index.entries:
-        hits = known.index.find(bits)
-        if _alive(known, hits).any():
-            raise ValueError("the table has a key twice")
-    if not known.index.add(bits, np.concatenate(files), np.concatenate(places), versions(has)):
-        raise ValueError("the table has a key twice")
+def _arrays(table: pa.Table) -> list[pa.Array]:
+    return [column.combine_chunks() for column in table.columns]
 
 
-def _keys_in(known: _IndexedTable, path: Path) -> pa.Table:
-    wanted = known.shape.index
-    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
-        if not {name for name, _ in wanted} <= set(file.schema_arrow.names):
-            raise ValueError("a data file has other columns")
-        table = file.read(columns=[name for name, _ in wanted])
-    try:
-        columns = [table[name].cast(kind) for name, kind in wanted]
-    except pa.ArrowInvalid as failure:
-        raise NotHere("a key of another type") from failure
-    return pa.table(columns, [f"k{i}" for i in range(len(columns))])
+def _versions(column: pa.Array) -> Numbers:
+    return whole_numbers(pc.fill_null(column, _NO_VERSION))
 
 
-# ------------------------------------------------------------------------------- the table
-
-
-def _shape(table: CommitLog, schema: TableSchema, sequence: str) -> _TableForm:
-    """How the rows of a source's table become those of this one.
+def _form_of(table: CommitLog, schema: TableSchema, sequence: str) -> _TableForm:
+    """How rows of the source's table become rows of this one.
 
     Raises:
-        ValueError: the table is one that only Spark writes to.
+        ValueError: only Spark writes to such a table.
     """
     features = {
         *table.protocol.get("writerFeatures", ()),
@@ -646,8 +634,8 @@ def _shape(table: CommitLog, schema: TableSchema, sequence: str) -> _TableForm:
         raise ValueError(f"feature {min(unknown)} of the table")
     if table.setting("delta.enableDeletionVectors") != "true":
         raise ValueError("the table has no deletion vectors")
-    for name in table.properties:
-        needs = name in _NEEDS_SPARK and table.setting(name) == "true"
+    for name, value in table.properties.items():
+        needs = name in _NEEDS_SPARK and value == "true"
         if needs or name.startswith("delta.constraints."):
             raise ValueError(f"property {name} of the table")
     if table.metadata.get("partitionColumns"):
@@ -659,7 +647,7 @@ def _shape(table: CommitLog, schema: TableSchema, sequence: str) -> _TableForm:
     if clash or sorted(f["name"].lower() for f in fields) != sorted(numbers):
         raise ValueError("the table has other columns")
     for its in fields:
-        if not its.get("nullable", True) or not set(its.get("metadata", {})) <= _COLUMN_WORDS:
+        if not its.get("nullable", True) or not set(its.get("metadata", {})) <= _COLUMN_PROPERTIES:
             raise ValueError(f"column {its['name']} has a rule")
     columns = tuple(numbers[f["name"].lower()] for f in fields)
     wanted = [spark_type(schema.columns[n].logical) if n >= 0 else "bigint" for n in columns]
@@ -667,29 +655,16 @@ def _shape(table: CommitLog, schema: TableSchema, sequence: str) -> _TableForm:
         raise ValueError("the table has columns of other types")
     try:
         types = tuple(arrow_type(f["type"]) for f in fields)
-    except NotHere as reason:
+    except UnsupportedCase as reason:
         raise ValueError(str(reason)) from reason
     keys = tuple(columns.index(number) for number in schema.key)
-    for i in keys:
-        kind = types[i]
-        if pa.types.is_floating(kind):
-            raise ValueError("a key of floating-point numbers")
+    if any(pa.types.is_floating(types[i]) for i in keys):
+        raise ValueError("a key of floating-point numbers")
     return _TableForm(
         columns,
         types,
-        tuple(f.get("metadata", {}).get(_PHYSICAL, f["name"]) for f in fields),
-        tuple(f.get("metadata", {}).get(_ID) for f in fields),
+        tuple(map(physical_name, fields)),
+        tuple(f.get("metadata", {}).get(COLUMN_ID) for f in fields),
         keys,
         columns.index(-1),
     )
-
-
-def _wide(action: Action, rows: int) -> str:
-    """The statistics of a file whose vector changes: its bounds hold more than its live rows. The
-    text is changed, and not read and written, which would round decimals."""
-    text = action.get("stats") or ""
-    if '"tightBounds":false' in text:
-        return text
-    if text.count(_TIGHT) == 1 and not action.get("deletionVector"):
-        return text.replace(_TIGHT, '"tightBounds":false')
-    return json.dumps({"numRecords": rows, "tightBounds": False}, separators=(",", ":"))

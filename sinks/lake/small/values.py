@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,43 +31,43 @@ _TYPES = {
 }
 #: What Delta calls types that have another name in SQL.
 DELTA_NAMES = {"bigint": "long", "int": "integer", "smallint": "short"}
-#: Days and microseconds of 1900 and of 10000. Spark reads older ones by rules that depend on who
-#: wrote them, and refuses the others.
+#: Days and microseconds of 1900 and of 10000. Spark reads older ones by rules that depend on their
+#: writer, and refuses later ones.
 _DAYS = (-25_567, 2_932_897)
 _MICROS = tuple(days * 86_400_000_000 for days in _DAYS)
-#: Statistics are kept of so many columns (Delta's own default), and of texts that are no longer.
+#: The log has statistics of so many columns (Delta's own default), and of texts up to this length.
 _WITH_STATISTICS, _LONGEST = 32, 32
 
 
-class NotHere(Exception):
-    """A value or a type that only Spark turns into the table's."""
+class UnsupportedCase(Exception):
+    """Only Spark can do it: it has rules of its own for a value, a type or rows of one key."""
 
 
 def arrow_type(name: object) -> pa.DataType:
-    """The type of a column, by its name in the table's schema.
+    """The type of a column whose type has this name in the table's schema.
 
     Raises:
-        NotHere
+        UnsupportedCase
     """
     found = _TYPES.get(name) if isinstance(name, str) else None
     if found is None:
         decimal = _DECIMAL.match(str(name))
         if decimal is None:
-            raise NotHere(f"a column of type {name}")
+            raise UnsupportedCase(f"a column of type {name}")
         found = pa.decimal128(int(decimal[1]), int(decimal[2]))
     return found
 
 
 def table_values(column: Column, staged: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Staged values of a column as values of the table's type.
+    """Turn staged values of a column into values of the table's type.
 
     Raises:
-        NotHere: one does not fit, or Spark has rules of its own for it.
+        UnsupportedCase: a value does not fit, or Spark has rules of its own for it.
     """
     try:
         return _typed(column, staged).cast(kind)
     except (ChangefeedError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as failure:
-        raise NotHere(f"a value of column {column.name}") from failure
+        raise UnsupportedCase(f"a value of column {column.name}") from failure
 
 
 def _typed(column: Column, staged: pa.Array) -> pa.Array:
@@ -77,11 +76,11 @@ def _typed(column: Column, staged: pa.Array) -> pa.Array:
     if wanted == "string":
         return printed(of, staged)
     if wanted.startswith("array"):
-        raise NotHere("an array")
+        raise UnsupportedCase("an array")
     if wanted == "float":
         return single_floats(staged, name)
     if wanted.startswith("decimal") and not_numbers(staged) is not None:
-        raise NotHere("a decimal that is no number")
+        raise UnsupportedCase("a decimal that is no number")
     found = typed_values(of, staged, name)
     if wanted == "date":
         return _within(found, _DAYS).cast(pa.int32()).cast(pa.date32())
@@ -94,12 +93,12 @@ def _typed(column: Column, staged: pa.Array) -> pa.Array:
 def _within(numbers: pa.Array, bounds: tuple[int, ...]) -> pa.Array:
     found = pc.min_max(numbers).as_py()
     if found["min"] is not None and not (bounds[0] <= found["min"] and found["max"] < bounds[1]):
-        raise NotHere("a date or time")
+        raise UnsupportedCase("a date or time")
     return numbers
 
 
 def statistics(rows: pa.Table) -> Mapping[str, Any]:
-    """What the log says of a file with these rows (Delta's protocol, *Per-file Statistics*)."""
+    """The statistics of a file with these rows (Delta's protocol, *Per-file Statistics*)."""
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -123,8 +122,3 @@ def statistics(rows: pa.Table) -> Mapping[str, Any]:
         "nullCount": nulls,
         "tightBounds": True,
     }
-
-
-def versions(staged: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The version of each row."""
-    return np.asarray(staged.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)

@@ -22,9 +22,9 @@ Gone = npt.NDArray[np.bool_]
 _MAGIC = 1681511377
 _FORMAT_VERSION = b"\x01"
 _WITHOUT_RUNS, _WITH_RUNS = 12346, 12347
-#: With runs, so many containers have a table of their places.
+#: A bitmap with runs has a table of their places from so many containers on.
 _PLACES_FROM = 4
-#: The rows of a container, and how many of them are listed one by one at most.
+#: The rows of a container, and how many of them it lists one by one at most.
 _CONTAINER, _LISTED = 1 << 16, 4096
 _CHARACTERS = (
     "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -35,10 +35,10 @@ _UUID = 20
 
 
 def read_vector(descriptor: Mapping[str, Any], folder: Path, rows: int) -> Gone:
-    """The rows that a descriptor of a table's log says are gone, of a file of ``rows`` rows.
+    """Read the vector of a file with ``rows`` rows by its descriptor in the table's log.
 
     Raises:
-        ValueError: it is not in the format, or its checksum differs.
+        ValueError: its format is not known here, or its checksum differs.
         OSError: its file cannot be read.
     """
     kind, place = descriptor["storageType"], descriptor["pathOrInlineDv"]
@@ -64,7 +64,7 @@ def read_vector(descriptor: Mapping[str, Any], folder: Path, rows: int) -> Gone:
 
 
 class VectorFile:
-    """A file of deletion vectors that is being made."""
+    """A new file of deletion vectors."""
 
     def __init__(self) -> None:
         self._id = uuid.uuid4()
@@ -75,6 +75,11 @@ class VectorFile:
     def name(self) -> str:
         """Its name in the table's folder."""
         return f"deletion_vector_{self._id}.bin"
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no vector."""
+        return len(self._parts) == 1
 
     @property
     def content(self) -> bytes:
