@@ -136,7 +136,9 @@ def _others_of_the_log(job: Job, context: Context) -> list[str]:
 
 
 def go_on(job: Job, context: Context, what: str = "rescan") -> list[str]:
-    """Let a feed that failed go on; say where one that stands still does not."""
+    """Let a feed that failed go on; say where one that stands still does not. The statement has
+    raised its generation: the feed may have failed until then, and no longer fails after it."""
+    job = context.catalog.job(job.id)
     if job.status is Status.FAILED and job.wanted is DesiredStatus.RUNNING:
         context.catalog.transition(job.id, Status.STARTING, reason=f"waits for its {what}")
     elif job.status is Status.PAUSED or job.wanted is DesiredStatus.PAUSED:

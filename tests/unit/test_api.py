@@ -6,12 +6,13 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from changefeed.api import Interpreter, NoHost, Session
 from changefeed.capture.expand import expand_job
-from changefeed.catalog import DesiredStatus, Status, TableState
+from changefeed.catalog import DesiredStatus, Job, Status, TableState
 from changefeed.core.clock import Timestamp
 from changefeed.core.errors import ChangefeedError, Code, Problems
 from changefeed.core.events import Flush, Frontier
@@ -345,6 +346,21 @@ def test_an_alter_of_a_feed_that_has_failed_says_how_it_goes_on(world: World) ->
     told = 'changefeed "f" has failed: RESUME CHANGEFEED f continues it'
     assert told in world.run("ALTER CHANGEFEED f DROP customers").notices
     assert told not in world.run("ALTER CHANGEFEED f RESCAN").notices
+
+
+def test_a_feed_that_fails_while_its_rescan_is_planned_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run("CREATE CHANGEFEED f FOR orders INTO 'kafka://127.0.0.1:1'")
+    alter = world.catalog.alter_job
+
+    def fails_first(job_id: int, **asked: Any) -> Job:
+        world.catalog.transition(job_id, Status.FAILED, reason="x", generation=1)
+        return alter(job_id, **asked)
+
+    monkeypatch.setattr(world.catalog, "alter_job", fails_first)
+    world.run("ALTER CHANGEFEED f RESCAN")
+    assert world.catalog.job("f").status is not Status.FAILED
 
 
 def test_a_rescan_takes_tables_that_were_replaced_and_are_not_found_out_yet(world: World) -> None:
