@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +42,52 @@ class LogAccess(Protocol):
 POLL_SECONDS = 0.05
 
 
+class LogWaiter:
+    """One thread that waits for a log to grow; made by :meth:`GrowingLog.waiter`."""
+
+    def __init__(self, log: GrowingLog, lock: threading.RLock, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._called = threading.Condition(lock)
+        self._at = Timestamp.MAX
+        self._tables: AbstractSet[TableName] | None = None
+        self._woken = False
+
+    def wait_beyond(
+        self, at: Timestamp, timeout: float, tables: AbstractSet[TableName] | None = None
+    ) -> None:
+        """Wait until the log reaches above ``at``, for :meth:`wake`, or for ``timeout`` seconds.
+
+        ``tables``: a log that grows by nothing of these tables does not end the wait. A log grows
+        every second where nothing happens at all, and many times a second by one busy table: a
+        node with hundreds of feeds then has only those threads run that have something to do. A
+        call of :meth:`wake` before the wait ends it at once.
+        """
+        deadline = self._clock.monotonic() + timeout
+        with self._called:
+            frontier = self._log.frontier
+            self._woken |= frontier is not None and frontier.at > at
+            self._at, self._tables = at, tables
+            while not (self._woken or self._log.closed):
+                if (left := deadline - self._clock.monotonic()) <= 0:
+                    break
+                self._clock.wait(self._called, left)
+            self._woken, self._at = False, Timestamp.MAX
+
+    def wake(self) -> None:
+        """Let the thread go on; safe from any thread."""
+        with self._called:
+            self._woken = True
+            self._called.notify()
+
+    def grown(self, at: Timestamp, tables: AbstractSet[TableName] | None) -> None:
+        """The log has grown to ``at``, by changes of ``tables``; None: it is not known by which."""
+        if at <= self._at:
+            return
+        if self._tables is None or tables is None or not self._tables.isdisjoint(tables):
+            self.wake()
+
+
 class GrowingLog:
     """One reader of the log, and the threads that wait for it to grow. Thread-safe.
 
@@ -63,11 +111,11 @@ class GrowingLog:
         self._copy: LogFollower | None = None
         self._lock = threading.RLock()
         self._grown = threading.Condition(self._lock)
+        self._waiters: weakref.WeakSet[LogWaiter] = weakref.WeakSet()
         self._reader: LogReader | None = None
         self._error: ChangefeedError | None = None
         #: The error of the capture of another node.
         self._reported: ChangefeedError | None = None
-        self._wakes = 0
         self._closed = threading.Event()
         self._looking: threading.Thread | None = None
         #: When the frontier last rose here, by two clocks.
@@ -118,6 +166,10 @@ class GrowingLog:
         # Without the lock: it may have to fetch files.
         return self._log().slice(bounds, upto, max_rows=max_rows, max_bytes=max_bytes)
 
+    def has_nothing(self, bounds: Mapping[TableName, Timestamp], upto: Timestamp) -> bool:
+        """See :meth:`changefeed.log.LogReader.has_nothing`."""
+        return self._log().has_nothing(bounds, upto)
+
     def timestamp_of(self, position: Position) -> Timestamp | None:
         """The log timestamp of a position in the source's log; None until the log has reached
         it. A position before the beginning of the log has the timestamp of the beginning.
@@ -153,19 +205,21 @@ class GrowingLog:
         """Record that the log does not grow because of ``error``, and wake all waiting threads."""
         with self._grown:
             self._error = error
-            self._grown.notify_all()
+            self.wake()
 
     def report(self, error: ChangefeedError | None, stalled: str) -> None:
         """Take over what the node that captures the source says of a log that is followed here."""
         with self._grown:
+            changed = (self._reported, self.stalled) != (error, stalled)
             self._reported, self.stalled = error, stalled
-            self._grown.notify_all()
+            if changed:
+                self.wake()
 
     def stall(self, why: str) -> None:
         """Record why capture waits for now; an empty text ends the wait."""
         with self._grown:
             self.stalled = why
-            self._grown.notify_all()
+            self.wake()
 
     def retry(self) -> None:
         """Forget the error, and open a damaged log again."""
@@ -178,22 +232,36 @@ class GrowingLog:
     def refresh(self) -> None:
         """Read how far the log reaches; a problem with it is logged once."""
         with self._grown:
-            self.stalled = ""
+            if self.stalled:
+                self.stall("")
             self._refresh()
-            self._grown.notify_all()
 
     def _refresh(self) -> None:
+        """Read how far the log reaches, and wake those who wait for what is new; call with the
+        lock held."""
         before, reached = self._error, self._seen()
         try:
             self._log().refresh()
             if self._seen() != reached:
                 self._grew = self._clock.monotonic(), self._clock.now()
+                self._announce(reached)
         except ChangefeedError as error:
             if before is None or before.message != error.message:
                 log.error("log of %s: %s %s", self._name, error.code.number, error.message)
             self._error = error
         else:
             self._error = None if self._copy is None else self._copy.error
+        if self._error is not before:
+            self.wake()
+
+    def _announce(self, before: Frontier | None) -> None:
+        reader = self._log()
+        if (frontier := reader.frontier) is None:
+            return
+        self._grown.notify_all()
+        tables = reader.tables_beyond(before.at) if before is not None else None
+        for waiter in self._waiters:
+            waiter.grown(frontier.at, tables)
 
     def follow(self) -> None:
         """Refresh periodically, for a log that another process writes."""
@@ -212,35 +280,27 @@ class GrowingLog:
             with self._grown:
                 if self._closed.is_set():
                     return
-                before = self._seen(), self._error
                 self._refresh()
-                if (self._seen(), self._error) != before:
-                    self._grown.notify_all()
                 pause = RETRY_SECONDS if self._error is not None else POLL_SECONDS
 
     def _seen(self) -> Frontier | None:
         return None if self._reader is None else self._reader.frontier
 
     def wake(self) -> None:
+        """Wake every thread that waits for the log."""
         with self._grown:
-            self._wakes += 1
             self._grown.notify_all()
+            for waiter in self._waiters:
+                waiter.wake()
 
     # -- waiting --------------------------------------------------------------------------
 
-    def wait_beyond(self, at: Timestamp, timeout: float) -> Frontier | None:
-        """Wait until the log reaches above ``at``, :meth:`wake` or the timeout; the frontier."""
-        deadline = self._clock.monotonic() + timeout
-        with self._grown:
-            woken = self._wakes
-            while True:
-                frontier = self._log().frontier
-                if frontier is not None and frontier.at > at:
-                    return frontier
-                left = deadline - self._clock.monotonic()
-                if left <= 0 or self._closed.is_set() or woken != self._wakes:
-                    return frontier
-                self._clock.wait(self._grown, left)
+    def waiter(self) -> LogWaiter:
+        """What one thread waits with."""
+        with self._lock:
+            made = LogWaiter(self, self._lock, self._clock)
+            self._waiters.add(made)
+            return made
 
     def wait_position(
         self, position: Position, stop: threading.Event, timeout: float = 300.0
@@ -324,8 +384,7 @@ class GrowingLog:
     def close(self) -> None:
         """End all waits; :meth:`release` closes the files."""
         self._closed.set()
-        with self._grown:
-            self._grown.notify_all()
+        self.wake()
 
     def release(self) -> None:
         """Close the log's files."""

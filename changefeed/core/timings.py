@@ -38,7 +38,7 @@ class Timings:
         budgets: how often capture asks the state what feeds with a limit have left to deliver.
         over_limit: for how long a feed that works may have more on disk than its limit, counted
             from when that last became less.
-        feed_idle: how long an idle feed sleeps before it checks for work by itself.
+        feed_idle: how long an idle feed sleeps, at most, before it checks for work by itself.
         gather: rounds of a feed begin at most this often. A round of one row costs as much as one
             of fifty.
         rest_longest: the longest pause of a feed between two rounds, whatever its sink asks for.
@@ -71,7 +71,7 @@ class Timings:
     stall: float = 0.25
     budgets: float = 1.0
     over_limit: float = 600.0
-    feed_idle: float = 0.5
+    feed_idle: float = 1.0
     gather: float = 0.005
     rest_longest: float = math.inf
     scan_status: float = 1.0

@@ -97,10 +97,18 @@ class Checkpoint:
         if resolve:
             self._resolve(feed)
 
+    def prompt(self, feed: Feed) -> bool:
+        """Whether the next resolved timestamp, or a timestamp that a caller of :meth:`want` waits
+        for, is due as soon as the log reaches it."""
+        return self._awaited is not None or self._often_resolved(feed)
+
     def _may_wait(self, feed: Feed) -> bool:
         """Whether a write for all feeds, up to a second later, is soon enough."""
+        return self._with_others and not self._often_resolved(feed)
+
+    def _often_resolved(self, feed: Feed) -> bool:
         every = feed.options[RESOLVED]
-        return self._with_others and (every is None or every >= self._timings.save_idle)
+        return every is not None and every < self._timings.save_idle
 
     def _keep_promise(self, feed: Feed, promised: Timestamp) -> None:
         saved = feed.saved_with_others

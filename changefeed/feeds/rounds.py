@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from changefeed.capture.source_runtime import SourceRuntime
@@ -96,6 +96,7 @@ class Rounds:
         self._state_version: object = None
         self._unknown: Collection[TableName] = set()
         self._seen = Timestamp.ZERO
+        self._waiter = source_runtime.log.waiter()
         #: Up to where the changes that gather were weighed, and their bytes.
         self._gathered = (Timestamp.ZERO, 0)
 
@@ -112,17 +113,26 @@ class Rounds:
         self._leave_dropped_tables(feed)
         return bool(self._unknown)
 
-    def wait(self) -> None:
+    def wake(self) -> None:
+        """End :meth:`wait`; safe from any thread."""
+        self._waiter.wake()
+
+    def wait(self, feed: Feed, *, prompt: bool) -> None:
         """Wait until the log has more; for a sink with a commit interval, let changes gather then.
 
         The pause comes second: a change that arrives after the pause then wakes the thread once.
+
+        ``prompt``: time that passes is enough; else the log must have more of the feed's tables.
         """
+        # Feeds that were woken together do not stay together: they would share one CPU again and
+        # again at the same moment.
+        idle = self._timings.feed_idle * (1 - feed.job.id % 16 / 64)
         # Not the high-water mark: it stays behind while a backfill is needed.
-        self._source_runtime.log.wait_beyond(self._seen, self._timings.feed_idle)
+        self._waiter.wait_beyond(self._seen, idle, None if prompt else feed.tables.keys())
         pause = self._next_round - self._clock.monotonic()
         if pause > 0 and not self._hurried.is_set():
             # Ignore log growth during the pause, but wake for statements and for the scan.
-            self._source_runtime.log.wait_beyond(Timestamp.MAX, min(pause, self._timings.feed_idle))
+            self._waiter.wait_beyond(Timestamp.MAX, min(pause, idle))
 
     def turn(self, feed: Feed) -> bool:
         """Deliver what the log has beyond the feed's progress; returns whether rows were
@@ -139,12 +149,16 @@ class Rounds:
             return False
         self._hurried.clear()
         self._gathered = (Timestamp.ZERO, 0)
-        self._leave_dropped_tables(feed)
         frontier = self._source_runtime.log.frontier
         at = frontier.at if frontier else Timestamp.ZERO
         groups = list(self._groups(feed, at))
+        if not (quiet := self._only_time_passed(feed, groups)):
+            self._leave_dropped_tables(feed)
+            groups = list(self._groups(feed, at))
         # While a scan holds back every table, new log entries must not wake us.
         self._seen = at if any(upto == at for upto, _ in groups) else Timestamp.MAX
+        if quiet:
+            return False
         rows = 0
         for upto, bounds in groups:
             behind = {name: at for name, at in bounds.items() if at < upto}
@@ -161,6 +175,22 @@ class Rounds:
                 now = self._clock.now().wall
                 feed.gather(now, now + int(min(rest, _LONGEST) * 1e9))
         return rows > 0
+
+    def _only_time_passed(
+        self, feed: Feed, groups: Iterable[tuple[Timestamp, dict[TableName, Timestamp]]]
+    ) -> bool:
+        """Whether the log has nothing for the feed: its tables are as far as it, then. This is
+        what a feed finds each second as long as nobody changes its tables, so it does no more than
+        it must."""
+        if feed.boundaries is not None or (feed.query is not None and feed.query.grouped):
+            return False  # what happens elsewhere is something for these
+        for upto, bounds in groups:
+            behind = {name: at for name, at in bounds.items() if at < upto}
+            if behind:
+                if not self._source_runtime.log.has_nothing(behind, upto):
+                    return False
+                feed.advance(behind, upto)
+        return True
 
     def _filled(self, feed: Feed) -> bool:
         """Whether the changes that gather are as many as the sink wants in one commit. Reads each

@@ -274,7 +274,8 @@ class FeedRunner:
         self._status.pulse(self._feed, waits, lost)
 
     def wake(self) -> None:
-        self.source_runtime.log.wake()
+        """Let the feed's thread look at what there is to do."""
+        self._rounds.wake()
 
     @property
     def _task_lease(self) -> float:
@@ -359,11 +360,19 @@ class FeedRunner:
                 self._status.works(self._feed)
             self._scanning.follow(self._feed, self._scanned)
             self._checkpoint.turn(self._feed)
-            if moved or self._scanning.advanced or not self._scanning.active(self._feed):
+            scans = self._scanning.active(self._feed)
+            if moved or self._scanning.advanced or not scans:
                 self._retry.reset()
                 self._status.works(self._feed)
-            self._end_if_done()
-            self._rounds.wait()
+            if not scans:
+                self._end_if_done()
+            self._rounds.wait(self._feed, prompt=scans or self._prompt())
+
+    def _prompt(self) -> bool:
+        """Whether the feed is to act as soon as time passes in the source, without a change of its
+        tables."""
+        query = self._feed.query
+        return self._checkpoint.prompt(self._feed) or (query is not None and query.grouped)
 
     def _deliver(self) -> bool:
         try:
@@ -461,6 +470,7 @@ class FeedRunner:
             rows=feed.rows,
             target=feed.target,
             refuse_row=feed.refuse_row if feed.dead_letters.wanted else None,
+            wake=self.wake,
         )
         return SnapshotScan(host, tables, self._services.clock, self._task_lease)
 
@@ -491,16 +501,20 @@ class FeedRunner:
         return bool(self._feed.targets()) or not self._ended(failed.error)
 
     def _ended(self, error: ChangefeedError) -> bool:
-        """Whether the feed ends with an error; else it goes on with an ALTER that came before."""
+        """Whether the feed ends with an error; else it goes on with an ALTER that came before.
+
+        The node hands it the ALTER once the source has answered for it: what the source said of
+        its tables before that may be what the ALTER is about.
+        """
         if self._status.ended(self._feed, error, self.generation):
             return True
-        self._reload.set()
+        while not (self._reload.is_set() or self._stopping.is_set()):
+            self._services.clock.wait(self._called, self._services.timings.feed_idle)
         return False
 
     def _end_if_done(self) -> None:
-        if self._scanning.active(self._feed):
-            return
-        end, high = self._feed.job.end_time, self._feed.high_water()
+        end = self._feed.job.end_time
+        high = self._feed.high_water() if end is not None else None
         if self._feed.options[INITIAL_SCAN] is InitialScan.ONLY:
             reason = "initial scan finished"
         elif end is not None and high is not None and high >= end:

@@ -213,6 +213,28 @@ class LogReader:
 
     # -------------------------------------------------------------------------------- units
 
+    def has_nothing(self, bounds: Mapping[TableName, Timestamp], upto: Timestamp) -> bool:
+        """Whether no table has rows or events above its bound, up to ``upto``, which this reader
+        has seen. Asks only what is in memory: false also where the range begins before that."""
+        floor, goal = stamp_of(min(bounds.values())), stamp_of(upto)
+        with self._lock:
+            if self._ledger is None:
+                return False
+            units = self._journals[self._ledger.live].units
+            if not units or floor < units[0].after:
+                return False
+            for at in range(first_after(units, floor), len(units)):
+                if units[at].after >= goal:
+                    break
+                if not units[at].tables.keys().isdisjoint(bounds):
+                    return False
+            return True
+
+    def tables_beyond(self, at: Timestamp) -> set[TableName]:
+        """The tables that have rows or events above a timestamp which this reader has seen."""
+        with self._lock:
+            return {name for unit in self._units(stamp_of(at)) for name in unit.tables}
+
     def _units(self, after: Stamp) -> Iterator[Unit]:
         """All units that reach above ``after``, in order; call with the lock held."""
         ledger = self._ledger

@@ -100,6 +100,7 @@ class ScanHost:
         row_plan: returns what a sink of typed rows sees of a table version.
         rows: turns rows of a table's log into rows of the log of what the feed delivers.
         target: returns the table as the sink sees it.
+        wake: lets the feed's thread look at the scan.
         refuse_row: keeps a row that is refused, in the log's columns, as a dead letter; takes also
             how many rows of the table the scan has delivered. None: the feed keeps none.
     """
@@ -126,12 +127,9 @@ class ScanHost:
     row_plan: Callable[[TableSchema], RowPlan]
     rows: Callable[[TableSchema, pa.Table], pa.Table]
     target: Callable[[TableName], Target]
+    wake: Callable[[], None]
     refuse_row: Callable[[TableSchema, pa.Table, ChangefeedError, int], None] | None = None
     state: str = ""
-
-    def wake(self) -> None:
-        """Let the feed's thread look at the scan."""
-        self.source_runtime.log.wake()
 
 
 def scan_progress_key(table: TableName) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -50,6 +51,7 @@ class World:
             in_state=lambda *states: [t for t in tables.values() if t.state in states],
             keep_only=self._keep_only,
             query=None,
+            boundaries=None,
             update=self._update,
             advance=self._advance,
             record_event=lambda *told: self.events.append(told),
@@ -63,13 +65,18 @@ class World:
             version=lambda: self.version,
             table_names=lambda job, version: frozenset(self.stored),
         )
+        #: The log has nothing of the feed's tables.
+        self.quiet = False
         self.change_log = SimpleNamespace(
             frontier=Frontier(END, "1"),
-            wait_beyond=lambda at, seconds: self.waits.append(at),
+            waiter=lambda: SimpleNamespace(wait_beyond=self._wait_beyond),
             oldest=BEGIN,
+            has_nothing=lambda bounds, upto: self.quiet,
         )
         source_runtime = SimpleNamespace(log=self.change_log)
         self.waits: list[Timestamp] = []
+        #: Whose changes alone end each of these waits.
+        self.waits_for: list[AbstractSet[TableName] | None] = []
         self.rename: SchemaChange | None = None
         self.change: SchemaChange | None = None
         self.followed: list[tuple[object, ...]] = []
@@ -146,8 +153,17 @@ class World:
     def _committed(self) -> None:
         self.commits += 1
 
+    def _wait_beyond(
+        self, at: Timestamp, seconds: float, tables: AbstractSet[TableName] | None = None
+    ) -> None:
+        self.waits.append(at)
+        self.waits_for.append(tables)
+
     def turn(self) -> bool:
         return self.rounds.turn(cast(Any, self.feed))
+
+    def wait(self, *, prompt: bool = False) -> None:
+        self.rounds.wait(cast(Any, self.feed), prompt=prompt)
 
 
 @pytest.mark.parametrize("rows", [0, 5])
@@ -156,7 +172,7 @@ def test_what_spark_delivered_is_not_read_again(rows: int) -> None:
     world = World(BacklogResult(rows, moved=True))
     assert world.turn() is (rows > 0)
     assert world.delivered == [] and world.commits == 1
-    world.rounds.wait()
+    world.wait()
     # There may be more behind the range; after rows the next round waits for its time.
     assert world.waits == ([Timestamp.ZERO, Timestamp.MAX] if rows else [Timestamp.ZERO])
 
@@ -175,11 +191,46 @@ def test_the_log_is_waited_for_before_the_pause_between_rounds() -> None:
     """A change that comes after the pause then wakes the feed's thread once, not twice."""
     world = World(BacklogResult())
     assert world.turn()
-    world.rounds.wait()
+    world.wait()
     assert world.waits == [END, Timestamp.MAX]
     world.clock.advance(Timings().gather)
-    world.rounds.wait()
+    world.wait()
     assert world.waits[2:] == [END]
+
+
+def test_where_only_time_passes_tables_move_without_a_delivery() -> None:
+    world = World(BacklogResult())
+    world.quiet, world.stored = True, []
+    world.held = {world.add("held", Timestamp(11), state=TableState.SCANNING)}
+    world.scanning.at = Timestamp(16)
+    assert not world.turn()
+    assert world.delivered == [] and world.commits == 0
+    assert world.feed.tables[T].done_upto == END
+    assert [world.feed.tables[name].done_upto for name in world.held] == [Timestamp(16)]
+    world.wait()
+    assert world.waits == [END]
+    world.quiet = False
+    world.change_log.frontier = Frontier(Timestamp(40), "2")
+    world.turn()
+    assert T not in world.feed.tables, "it was dropped: its changes are not delivered"
+
+
+def test_boundaries_and_windows_are_delivered_where_only_time_passes() -> None:
+    for feed in ({"boundaries": object()}, {"query": SimpleNamespace(grouped=True)}):
+        world = World(BacklogResult())
+        world.quiet = True
+        vars(world.feed).update(feed)
+        world.turn()
+        assert world.delivered == [END] or world.windows == [END]
+
+
+def test_a_feed_without_haste_waits_for_changes_of_its_tables() -> None:
+    world = World(BacklogResult())
+    assert world.turn()
+    for prompt, tables in ((False, {T}), (True, None)):
+        world.clock.advance(1.0)
+        world.wait(prompt=prompt)
+        assert world.waits_for[-1] == tables
 
 
 @pytest.mark.parametrize(("longest", "rests"), [(60.0, 5.0), (0.5, 0.5)])
@@ -199,7 +250,7 @@ def test_rows_that_an_interruption_left_are_not_waited_for() -> None:
     world = World(BacklogResult())
     world.interrupted = True
     world.turn()
-    world.rounds.wait()
+    world.wait()
     assert world.waits[0] == Timestamp.ZERO
 
 
@@ -217,7 +268,7 @@ def test_what_comes_under_another_name_is_not_waited_for() -> None:
     world.rename = SchemaChange(old, replace(old, table=now), Timestamp(15), 3)
     assert world.turn()
     assert world.followed == [(T, now, Timestamp(15))]
-    world.rounds.wait()
+    world.wait()
     assert world.waits[0] == Timestamp.ZERO
 
 
@@ -236,7 +287,7 @@ def test_a_round_without_rows_needs_no_rest() -> None:
     world = World(BacklogResult(), pace=5.0)
     world.rows = 0
     assert not world.turn()
-    world.rounds.wait()
+    world.wait()
     assert world.waits == [END]
     assert not world.turn() and len(world.delivered) == 2
 
@@ -262,11 +313,11 @@ def test_who_hurries_does_not_wait_for_the_pace_once() -> None:
     world = World(BacklogResult(), pace=60.0)
     assert world.turn()
     world.rounds.hurry()
-    world.rounds.wait()
+    world.wait()
     assert world.waits == [END]
     assert world.turn()
     assert not world.turn()
-    world.rounds.wait()
+    world.wait()
     assert world.waits == [END, END, Timestamp.MAX]
 
 
@@ -302,7 +353,7 @@ def test_a_consumer_that_reads_the_log_itself_is_followed() -> None:
     assert not world.turn()
     assert seen == [([T], Timestamp(14))]
     assert world.delivered == []
-    world.rounds.wait()
+    world.wait()
     assert world.waits == [Timestamp.MAX], "what comes into the log is no work of the feed"
 
 
@@ -360,7 +411,7 @@ def test_a_table_waits_for_its_scan_at_the_scans_timestamp() -> None:
     assert world.delivered == [END, Timestamp(16)]
     assert world.scanned[-2:] == [False, True]
     assert world.bounds[-1] == dict.fromkeys(world.held, Timestamp(11))
-    world.rounds.wait()
+    world.wait()
     assert world.waits[0] == END
 
 
@@ -377,7 +428,7 @@ def test_while_a_scan_holds_back_every_table_the_log_wakes_nobody() -> None:
     assert world.turn()
     assert world.delivered == [Timestamp(16)]
     world.clock.advance(1.0)
-    world.rounds.wait()
+    world.wait()
     assert world.waits == [Timestamp.MAX]
 
 
@@ -393,7 +444,7 @@ def test_a_part_that_spark_leaves_is_not_waited_for() -> None:
     for upto, waits in ((Timestamp(15), Timestamp.ZERO), (END, END)):
         world = World(BacklogResult(node_upto=upto))
         assert world.turn()
-        world.rounds.wait()
+        world.wait()
         assert world.waits[0] == waits
 
 

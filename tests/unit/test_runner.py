@@ -14,7 +14,7 @@ import pytest
 from changefeed.capture.feed_budgets import OverLimit
 from changefeed.catalog import Catalog, Job, LeaseLost, Status
 from changefeed.catalog.model import JobSpec, TableProgress, TableState
-from changefeed.core.clock import ManualClock, Timestamp
+from changefeed.core.clock import ManualClock, Timestamp, Waitable
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Frontier
 from changefeed.core.schema import TableName
@@ -46,7 +46,6 @@ class Source:
     def __init__(self) -> None:
         self.problems: dict[TableName, ChangefeedError] = {}
         self.gaps: dict[TableName, object] = {}
-        self.woken = 0
         self.since: Timestamp | None = None
         self.over: OverLimit | None = None
         self.log = self.tables = self
@@ -60,8 +59,8 @@ class Source:
     def silent_since(self, seconds: float) -> Timestamp | None:
         return self.since
 
-    def wake(self) -> None:
-        self.woken += 1
+    def waiter(self) -> None:
+        """The rounds here wait for nothing."""
 
     def lost(self, table: TableName, table_id: int) -> None:
         return None
@@ -112,7 +111,11 @@ class Rounds:
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
         self.moved = self.hurried = False
-        self.reloads = 0
+        self.reloads = self.woken = 0
+        #: Of each wait: whether time that passes ends it.
+        self.prompt: list[bool] = []
+        #: What happens meanwhile.
+        self.waiting: Callable[[], None] = lambda: None
 
     def turn(self, feed: object) -> bool:
         return self.moved
@@ -126,7 +129,12 @@ class Rounds:
     def hurry(self) -> None:
         self.hurried = True
 
-    def wait(self) -> None:
+    def wake(self) -> None:
+        self.woken += 1
+
+    def wait(self, feed: object, *, prompt: bool) -> None:
+        self.prompt.append(prompt)
+        self.waiting()
         self._clock.advance(LONG)
 
 
@@ -301,8 +309,17 @@ def test_a_feed_that_was_altered_at_its_last_moment_goes_on(bench: Bench) -> Non
         failed_table(feed, failed)
         bench.catalog.alter_job(bench.job.id, rescan={T: 0, U: 0})
 
+    def wait(waitable: Waitable, seconds: float) -> bool:
+        waits.append(bench.runner.generation)
+        if len(waits) == 3:  # the source has answered
+            bench.runner.request_reload()
+        return False
+
+    waits: list[int] = []
     status.failed_table = altered
+    bench.clock.wait = wait  # type: ignore[method-assign]
     assert bench.goes_on(TableError(U, REFUSED))
+    assert waits == [1, 1, 1], "what the source said before does not count"
     assert bench.job.status is not Status.FAILED
     status.failed_table = failed_table
     bench.runner._check_requests()
@@ -453,6 +470,22 @@ def test_a_feed_that_ends_by_itself_leaves_no_staged_file(tmp_path: Path) -> Non
     bench.catalog.close()
 
 
+@pytest.mark.parametrize(
+    ("options", "scans", "prompt"),
+    [({}, False, False), ({}, True, True), ({"resolved": "10s"}, False, False),
+     ({"resolved": "1s"}, False, True)],
+)  # fmt: skip
+def test_a_feed_for_which_time_is_enough_waits_for_time(
+    options: dict[str, Any], scans: bool, prompt: bool, tmp_path: Path
+) -> None:
+    bench = Bench(tmp_path, **options)
+    if not scans:
+        bench.done(29)
+    bench.goes_on(True)
+    assert bench.rounds.prompt == [prompt]
+    bench.catalog.close()
+
+
 def test_what_is_asked_of_a_feed_wakes_it(bench: Bench) -> None:
     runner = bench.runner
     asks: tuple[Callable[[], None], ...] = (
@@ -465,7 +498,7 @@ def test_what_is_asked_of_a_feed_wakes_it(bench: Bench) -> None:
     for count, ask in enumerate(asks, 1):
         assert not bench.rounds.hurried
         ask()
-        assert bench.source.woken == count
+        assert bench.rounds.woken == count
     assert bench.rounds.hurried
     assert runner._checkpoint._wanted.is_set()
     bench.source.frontier = Frontier(Timestamp(7), "0/7")
@@ -651,20 +684,18 @@ def test_a_feed_into_a_lake_needs_spark(tmp_path: Path, sink: str, needs: bool) 
 
 def test_an_alter_is_taken_between_two_turns(bench: Bench) -> None:
     """A feed that works never ends a turn with an error."""
-    wait = bench.rounds.wait
 
     def asked() -> None:
         if not bench.rounds.reloads:
             bench.runner.request_reload()
-        wait()
 
-    bench.rounds.wait = asked  # type: ignore[method-assign]
+    bench.rounds.waiting = asked
     assert bench.goes_on(True, True)
     assert bench.rounds.reloads == 1
 
 
 def test_a_stop_is_taken_between_two_turns(bench: Bench) -> None:
-    bench.rounds.wait = bench.runner.request_stop  # type: ignore[method-assign]
+    bench.rounds.waiting = bench.runner.request_stop
     assert not bench.goes_on(True, True)
     assert bench.scanning.steps == [True]
 
