@@ -37,6 +37,7 @@ from changefeed.options.values import (
     Guarantee,
     History,
     InitialScan,
+    JsonType,
     OnDrop,
     OnError,
     OnMaxDisk,
@@ -55,7 +56,7 @@ __all__ += ("ENCODE_JSON_VALUE_NULL_AS_OBJECT",)
 __all__ += ("END_TIME", "ENGINE", "ENRICHED_PROPERTIES", "ENVELOPE", "EXISTING_TARGET", "EXPIRE")
 __all__ += ("EXTRA_HEADERS", "FORMAT", "FULL_TABLE_NAME", "GC_SIZE", "GC_TTL")
 __all__ += ("HEADERS_JSON_COLUMN_NAME", "HISTORY", "INITIAL_SCAN", "INITIAL_SCAN_CONCURRENCY")
-__all__ += ("INITIAL_SCAN_MAX_RATE", "INITIAL_SCAN_ONLY")
+__all__ += ("INITIAL_SCAN_MAX_RATE", "INITIAL_SCAN_ONLY", "JSON_TYPE")
 __all__ += ("KAFKA_SINK_CONFIG", "KEY_COLUMN", "KEY_IN_VALUE", "LOOKUP_REFRESH", "MAX_DISK")
 __all__ += ("MAX_MEMORY", "MESSAGE_VALUE", "MIN_CHECKPOINT_FREQUENCY", "MVCC_TIMESTAMP")
 __all__ += ("NO_INITIAL_SCAN", "ON_DROP", "ON_ERROR", "ON_MAX_DISK", "ON_PARTITION_CHANGE")
@@ -617,6 +618,17 @@ CLUSTER_BY = _MERGED.option(
     "clustering, Iceberg: sort order). A table without one of the columns is not clustered.",
     example="cluster_by = 'customer_id'",
     shown="none",
+    feature=Feature.FILE_LAYOUT,
+    alterable=False,
+)
+JSON_TYPE = _MERGED.option(
+    "json_type",
+    Choice(JsonType),
+    JsonType.STRING,
+    summary="How a table keeps JSON: as text, or as VARIANT, whose fields Spark reads without "
+    "parsing. Keys, and tables without a key, have text. Iceberg tables are of format version 3.",
+    example="json_type = 'variant'",
+    shown="string",
     feature=Feature.FILE_LAYOUT,
     alterable=False,
 )

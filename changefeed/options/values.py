@@ -9,7 +9,7 @@ from changefeed.core.shapes import Deletes, Envelope
 
 __all__: list[str] = []
 __all__ += ("Compression", "Deletes", "Envelope", "ExistingTarget", "Feature", "Format")
-__all__ += ("Guarantee", "History", "InitialScan", "OnDrop", "OnError", "OnMaxDisk")
+__all__ += ("Guarantee", "History", "InitialScan", "JsonType", "OnDrop", "OnError", "OnMaxDisk")
 __all__ += ("OnPartitionChange", "OnRowError", "RowImages", "SchemaChangeEvents")
 __all__ += ("SchemaChangePolicy",)
 
@@ -87,6 +87,13 @@ class ExistingTarget(StrEnum):
     REFUSE = "refuse"
     MERGE = "merge"
     REPLACE = "replace"
+
+
+class JsonType(StrEnum):
+    """How a table keeps JSON."""
+
+    STRING = "string"
+    VARIANT = "variant"
 
 
 class OnDrop(StrEnum):

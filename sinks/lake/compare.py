@@ -82,6 +82,7 @@ class LakeComparison:
         self._schema = schema
         self._part = part
         self._numbers = range(len(schema.columns))
+        self._variants = policy.variants(schema)
         self._text = DifferenceText(schema)
 
     def run(self, staged: Sequence[str], limit: int) -> list[Difference]:
@@ -105,8 +106,11 @@ class LakeComparison:
     # ------------------------------------------------------------------ both sides
 
     def _source(self) -> str:
-        columns = self._schema.columns
-        return ", ".join(f"{typed(columns[i], f'c{i}')} AS c{i}" for i in self._numbers)
+        """The staged rows in the types of the table; a variant as its JSON, to be compared."""
+        return ", ".join(
+            f"{f'to_json(parse_json(c{i}))' if i in self._variants else typed(c, f'c{i}')} AS c{i}"
+            for i, c in enumerate(self._schema.columns)
+        )
 
     def _target(self) -> str:
         """SELECT of the rows of this feed that are in the table now, as ``c0..cn``."""
@@ -136,11 +140,11 @@ class LakeComparison:
 
         return part.sql([quoted(column.name) for column in columns], value)
 
-    @staticmethod
-    def _column(number: int, column: Column, present: set[str]) -> str:
+    def _column(self, number: int, column: Column, present: set[str]) -> str:
         """A column of the table; one that was removed there is NULL in each row."""
         if column.name.casefold() in present:
-            return f"{quoted(column.name)} AS c{number}"
+            name = quoted(column.name)
+            return f"{f'to_json({name})' if number in self._variants else name} AS c{number}"
         return f"CAST(NULL AS {spark_type(column.logical)}) AS c{number}"
 
     # ------------------------------------------------------------------ queries

@@ -53,6 +53,8 @@ def settings(place: LakePlace) -> dict[str, str]:
     """Of a session that has the catalog of ``place``."""
     head = f"spark.sql.catalog.{place.catalog}"
     own = {
+        # The JSON of the source may say a key twice: the last one counts, as everywhere.
+        "spark.sql.variant.allowDuplicateKeys": "true",
         head: "org.apache.iceberg.spark.SparkCatalog",
         # Whatever others did to the table is seen at once.
         f"{head}.cache-enabled": "false",
@@ -143,6 +145,8 @@ class IcebergTable(LakeTable):
         order = f" PARTITIONED BY ({parts_sql(partitions)})" if partitions else ""
         hadoop = dict(self.place.settings).get("type") == "hadoop"
         own = _PROPERTIES if hadoop else _PROPERTIES | _EXPIRES
+        if self.policy.variant:
+            own = own | {"format-version": "3"}
         self.session.sql(
             f"CREATE TABLE IF NOT EXISTS {self.ident} ({columns_sql(columns)}) USING iceberg"
             f"{order} {properties_sql({**own, **properties})}"

@@ -71,11 +71,20 @@ def moment(version: str) -> str:
 
 
 def source(
-    schema: TableSchema, view: str, *, also: Sequence[str] = (), missing: Collection[int] = ()
+    schema: TableSchema,
+    policy: TablePolicy,
+    view: str,
+    *,
+    also: Sequence[str] = (),
+    missing: Collection[int] = (),
 ) -> str:
     """The staged rows with typed columns ``c0..cn``, ``_op`` and ``_v``; with ``_missing`` where
     values are."""
-    columns = [f"{typed(c, f'c{i}')} AS c{i}" for i, c in enumerate(schema.columns)]
+    variants = policy.variants(schema)
+    columns = [
+        f"{f'parse_json(c{i})' if i in variants else typed(c, f'c{i}')} AS c{i}"
+        for i, c in enumerate(schema.columns)
+    ]
     own = [OPERATION, VERSION, *also, *([MISSING] if missing else [])]
     return f"SELECT {', '.join([*own, *columns])} FROM {view}"
 
@@ -289,7 +298,7 @@ def counted(target: str, schema: TableSchema, policy: TablePolicy, view: str) ->
     count = f"sum(CASE {OPERATION} WHEN 'd' THEN -1 WHEN 'u' THEN 0 ELSE 1 END)"
     net = (
         f"SELECT {', '.join(columns)}, max({VERSION}) AS {VERSION}, {count} AS _change "
-        f"FROM ({source(schema, view)}) GROUP BY {', '.join(columns)} HAVING {count} <> 0"
+        f"FROM ({source(schema, policy, view)}) GROUP BY {', '.join(columns)} HAVING {count} <> 0"
     )
     present = (
         f"SELECT {', '.join(names)}, max({quoted(NUMBER)}) AS _copies FROM {target} AS target "
@@ -324,7 +333,7 @@ def numbered(schema: TableSchema, policy: TablePolicy, view: str) -> str:
     return (
         f"SELECT {', '.join(names)}, _newest AS {quoted(policy.sequence)}, "
         f"explode(sequence(1L, _copies)) AS {quoted(NUMBER)} FROM (SELECT {columns}, "
-        f"max({VERSION}) AS _newest, count(*) AS _copies FROM ({source(schema, view)}) "
+        f"max({VERSION}) AS _newest, count(*) AS _copies FROM ({source(schema, policy, view)}) "
         f"GROUP BY {columns})"
     )
 
@@ -341,8 +350,13 @@ def scanned_versions(
     sequence, current = quoted(policy.sequence), quoted(IS_CURRENT)
     names = [quoted(c.name) for c in schema.columns]
     same = " AND ".join(f"target.{names[i]} = found.c{i}" for i in schema.key)
+    variants = policy.variants(schema)
     others = [
-        f"target.{name} <=> found.c{i}" for i, name in enumerate(names) if i not in schema.key
+        f"to_json(target.{name}) <=> to_json(found.c{i})"
+        if i in variants
+        else f"target.{name} <=> found.c{i}"
+        for i, name in enumerate(names)
+        if i not in schema.key
     ]
     known = " AND ".join([f"target.{current}", *within(schema, bounds or {})])
     # A row that matches, for the current version of its key, and one that does not, for its own.

@@ -43,7 +43,7 @@ def _upserted(lake: LakeTable, schema: TableSchema, files: Sequence[StagedFile])
         return False
     return lake.upsert(
         RoundRows(
-            lake.session.sql(merge.source(schema, VIEW)),
+            lake.session.sql(merge.source(schema, lake.policy, VIEW)),
             schema,
             sum(file.rows for file in files),
             sum(file.keys.nbytes for file in files),
@@ -59,9 +59,9 @@ def _statement(lake: LakeTable, schema: TableSchema, files: Sequence[StagedFile]
         return merge.counted(lake.ident, schema, policy, VIEW)
     if mode is MergeMode.MERGE:
         # True of every row. Spark makes a Bloom filter only of rows with a condition.
-        rows = f"{merge.source(schema, VIEW, missing=missing)} WHERE {VERSION} > 0"
+        rows = f"{merge.source(schema, policy, VIEW, missing=missing)} WHERE {VERSION} > 0"
         return merge.merge(lake.ident, schema, policy, rows, bounds=limits, missing=missing)
-    rows = merge.source(schema, VIEW, also=(SEQ, ORDER), missing=missing)
+    rows = merge.source(schema, policy, VIEW, also=(SEQ, ORDER), missing=missing)
     if missing:
         rows = merge.carried(lake.ident, schema, policy, rows, missing, limits)
     if mode is MergeMode.APPEND:
@@ -90,7 +90,7 @@ def append_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema) -> int:
     own = merge.first_version(lake.policy, VERSION)
     listed = [f"c{i} AS {quoted(c.name)}" for i, c in enumerate(schema.columns)]
     listed += [f"{value} AS {quoted(name)}" for name, value in own.items()]
-    query = f"SELECT {', '.join(listed)} FROM ({merge.source(schema, VIEW)}) "
+    query = f"SELECT {', '.join(listed)} FROM ({merge.source(schema, lake.policy, VIEW)}) "
     query += f"WHERE {OPERATION} <> 'd'"
     with _moved(rows, lake.session) as moved:
         observed = is_classic(lake.session)  # Spark Connect does not count what is behind a view
@@ -107,7 +107,7 @@ def merge_scan(lake: LakeTable, rows: DataFrame, schema: TableSchema) -> None:
         append_scan(lake, rows, schema)
         return
     rows.createOrReplaceTempView(VIEW)
-    source = merge.source(schema, VIEW)
+    source = merge.source(schema, policy, VIEW)
     if mode is MergeMode.VERSIONS:
         lake.run(merge.scanned_versions(lake.ident, schema, policy, source))
     else:

@@ -13,7 +13,8 @@ timestamp                 timestamp_ntz       infinity, BC: error
 timestamptz               timestamp           infinity, BC: error
 bytes                     binary
 array<T>                  array<T>            more than one dimension, unless T is text: error
-everything else           string              text as the source writes it (json, uuid, interval)
+json                      string, or variant  by the option ``json_type``
+everything else           string              text as the source writes it (uuid, interval)
 ========================  ==================  ====================================================
 
 What does not fit is found before rows are staged (:func:`accepted`). Casts run under ANSI rules,
@@ -33,6 +34,9 @@ _DECIMAL = re.compile(r"decimal\((\d+),(-?\d+)\)\Z")
 
 #: The most digits a decimal of Spark has.
 DIGITS = 38
+
+#: The type of a column of JSON, if the feed wants it.
+VARIANT = "variant"
 
 _CALENDAR = ("date", "timestamp", "timestamp_ntz")
 

@@ -12,11 +12,13 @@ from changefeed.core.types import Kind
 from changefeed.options import (
     DELETES,
     HISTORY,
+    JSON_TYPE,
     ON_DROP,
     SEQUENCE_COLUMN,
     Deletes,
     ExistingTarget,
     History,
+    JsonType,
     OnDrop,
 )
 from sinks.merged.history import (
@@ -84,6 +86,7 @@ class TablePolicy:
         drop: if a table is dropped at the source, its target is dropped, too.
         existing: what happens to a target that has rows of others than the feed.
         retains: the feed delivers no deletes, so rows that a scan does not find stay.
+        variant: JSON is VARIANT in a table that has the choice.
     """
 
     sequence: str = SEQUENCE
@@ -93,6 +96,7 @@ class TablePolicy:
     drop: bool = False
     existing: ExistingTarget = ExistingTarget.REFUSE
     retains: bool = False
+    variant: bool = False
 
     @classmethod
     def read(cls, options: Mapping[str, object], *, deleted: str = DELETED) -> TablePolicy:
@@ -112,6 +116,7 @@ class TablePolicy:
             drop=options.get(ON_DROP.name) == OnDrop.DROP,
             existing=policy_of(options),
             retains=deletes == Deletes.NO,
+            variant=options.get(JSON_TYPE.name) == JsonType.VARIANT,
         )
 
     @property
@@ -135,6 +140,14 @@ class TablePolicy:
         if self.history is History.SCD2:
             return MergeMode.VERSIONS
         return MergeMode.COUNT if schema.keyless else MergeMode.MERGE
+
+    def variants(self, schema: TableSchema) -> frozenset[int]:
+        """Places of the columns that are VARIANT: values of that type cannot be compared, as those
+        of a key and of a table without one are."""
+        if not self.variant or self.mode(schema) is MergeMode.COUNT:
+            return frozenset()
+        json = {i for i, column in enumerate(schema.columns) if column.kind is Kind.JSON}
+        return frozenset(json.difference(schema.key))
 
     def scan_end(self, schema: TableSchema) -> ScanEnd:
         """What the end of a scan removes from the target of a table."""

@@ -18,7 +18,7 @@ from changefeed.core.events import Resolved
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.types import LogicalType
 from changefeed.spark.session import NodeSpark
-from sinks.base import Batch, Epoch, SinkContext, Target
+from sinks.base import Batch, Difference, Epoch, SinkContext, Target
 from sinks.lake.sink import LakeSink
 from sinks.lake.table import LakeTable
 from sinks.registry import open_sink
@@ -123,6 +123,18 @@ class Bench:
         receipt = self.sink.write(Batch("feed", epoch, 0, self.target, schema, table))
         self.sink.commit(epoch, [receipt])
 
+    def differences(
+        self, schema: TableSchema, rows: Mapping[int, tuple[Any, ...]]
+    ) -> list[Difference]:
+        """How the table differs from rows of the source, by key."""
+        found = [
+            {f"a{i}": value for i, value in enumerate((key, *values))}
+            | {"op": "r", "wall": 1, "logical": 0, "seq": 0, "ord": 0, "xid": 1, "last": True}
+            for key, values in rows.items()
+        ]
+        table = pa.Table.from_pylist(found, schema=schema.log_schema())
+        return self.sink.compare(self._context, self.target, schema, [table], 10)
+
 
 @pytest.fixture(params=["delta", "iceberg"])
 def kind(request: pytest.FixtureRequest) -> str:
@@ -161,6 +173,36 @@ def test_values(bench: Bench) -> None:
             assert got[0] == 0.5 and got[1] != got[1]
             continue
         assert got == (logged if want is None else want), logical
+
+
+@pytest.mark.parametrize("options", [{"json_type": "variant"}])
+def test_json_as_variant(bench: Bench, kind: str) -> None:
+    plain, schema = schema_of(("text", "string")), schema_of(("text", "string"), ("json", "string"))
+    bench.round(plain, 1000, ("c", (9, "before")))
+    # A key that comes twice, and a column that comes later.
+    bench.round(
+        schema,
+        2000,
+        ("c", (1, "x", '{"b": 1.50, "a": [1, null]}')),
+        ("c", (2, "y", '{"a": 2, "a": 3}')),
+        ("c", (3, "z", None)),
+    )
+    bench.round(schema, 3000, ("u", (3, "w", '"text"')), ("d", (1, "x", None)))
+    bench.round(schema, 4000, ("c", (1, "x", '{"b": 1.50, "a": [1, null]}')))
+    assert bench.lake.columns("t")["v1"] == "variant"
+    found = bench.lake.query(
+        "select id, to_json(v1), variant_get(v1, '$.a[0]', 'int') from {t} order by id"
+    )
+    assert found == [
+        (1, '{"a":[1,null],"b":1.5}', 1),
+        (2, '{"a":3}', None),
+        (3, '"text"', None),
+        (9, None, None),
+    ]
+    rows = {1: ("x", '{"a": [1, null], "b": 1.5}'), 2: ("y", '{"a": 3}'), 3: ("w", '"text"')}
+    assert bench.differences(schema, {**rows, 9: ("before", None)}) == []
+    [difference] = bench.differences(schema, {**rows, 9: ("before", '{"a": 1}')})
+    assert difference.key == "[9]" and difference.source == '{"v1": "{\\"a\\":1}"}'
 
 
 @pytest.mark.parametrize("kind", ["iceberg"])  # the casts are the same

@@ -20,8 +20,9 @@ from tests.golden import runner
 
 KEYED = table_of("t", key=("id", "name"), id="int32", name="text", total="decimal(12,2)")
 KEYLESS = table_of("t", id="int32", name="text")
+JSON = table_of("t", key=("id",), id="json", doc="json", list="array<json>")
 BOUNDS = {"c0": (1, 9), "c1": ("a'b", "z"), "c2": ("0", "9")}
-UNSENT = merge.source(KEYED, "staged", missing={2})
+UNSENT = merge.source(KEYED, TablePolicy(), "staged", missing={2})
 SOFT, SCD2, APPEND = (
     TablePolicy(soft=True),
     TablePolicy(history=History.SCD2),
@@ -48,16 +49,26 @@ def _own_columns() -> list[str]:
 
 
 def _merges() -> list[str]:
-    rows = merge.source(KEYED, "staged")
+    rows = merge.source(KEYED, TablePolicy(), "staged")
     return [merge.merge("t", KEYED, POLICIES[n], rows) for n in ("plain", "soft", "soft, iceberg")]
 
 
 def _scans() -> list[str]:
-    rows = merge.source(KEYED, "staged")
+    rows = merge.source(KEYED, TablePolicy(), "staged")
     return [
         *(merge.scanned_versions("t", KEYED, POLICIES[n], rows) for n in ("scd2", "scd2, soft")),
         merge.scanned_versions("t", KEYED, SCD2, "rows", BOUNDS),
         *(f"{n}: {merge.first_version(policy, '7')}" for n, policy in POLICIES.items()),
+    ]
+
+
+def _variants() -> list[str]:
+    plain, scd2 = TablePolicy(variant=True), TablePolicy(history=History.SCD2, variant=True)
+    rows = merge.source(JSON, plain, "staged")
+    return [
+        merge.merge("t", JSON, plain, rows),
+        merge.scanned_versions("t", JSON, scd2, merge.source(JSON, scd2, "staged")),
+        merge.source(table_of("t", doc="json"), plain, "staged"),
     ]
 
 
@@ -94,6 +105,7 @@ CASES: Mapping[str, Callable[[], list[str]]] = {
         merge.counted("t", KEYLESS, TablePolicy(), "staged"),
         merge.numbered(KEYLESS, TablePolicy(), "staged"),
     ],
+    "json as variant": _variants,
     "rows that go": lambda: [
         f"{n}: {merge.remove('t', layout, 'id > 5', 900)}"
         for n, layout in POLICIES.items()
