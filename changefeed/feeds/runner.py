@@ -504,12 +504,13 @@ class FeedRunner:
         """Whether the feed ends with an error; else it goes on with an ALTER that came before.
 
         The node hands it the ALTER once the source has answered for it: what the source said of
-        its tables before that may be what the ALTER is about.
+        its tables before that may be what the ALTER is about. A source that cannot answer is not
+        waited for.
         """
         if self._status.ended(self._feed, error, self.generation):
             return True
-        while not (self._reload.is_set() or self._stopping.is_set()):
-            self._services.clock.wait(self._called, self._services.timings.feed_idle)
+        self._services.clock.wait(self._called, self._services.timings.source_look)
+        self._reload.set()
         return False
 
     def _end_if_done(self) -> None:

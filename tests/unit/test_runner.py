@@ -310,16 +310,14 @@ def test_a_feed_that_was_altered_at_its_last_moment_goes_on(bench: Bench) -> Non
         bench.catalog.alter_job(bench.job.id, rescan={T: 0, U: 0})
 
     def wait(waitable: Waitable, seconds: float) -> bool:
-        waits.append(bench.runner.generation)
-        if len(waits) == 3:  # the source has answered
-            bench.runner.request_reload()
-        return False
+        waits.append((bench.runner.generation, seconds))
+        return waitable.wait(0)
 
-    waits: list[int] = []
+    waits: list[tuple[int, float]] = []
     status.failed_table = altered
     bench.clock.wait = wait  # type: ignore[method-assign]
     assert bench.goes_on(TableError(U, REFUSED))
-    assert waits == [1, 1, 1], "what the source said before does not count"
+    assert waits == [(1, Timings().source_look)], "what the source said before does not count"
     assert bench.job.status is not Status.FAILED
     status.failed_table = failed_table
     bench.runner._check_requests()
