@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -234,52 +235,60 @@ def test_many_at_once_agree(postgres: Database, source: PostgresSource, name: st
     assert published(postgres, name) == ["a", "b"]
 
 
-def test_a_slot_that_another_session_is_making_is_waited_for(
+@dataclass
+class UnfinishedSlot:
+    """A slot that ``maker`` is making, which waits for ``writer`` to end."""
+
+    writer: PsycopgConnection
+    maker: PsycopgConnection
+    making: Future[Any]
+    pool: ThreadPoolExecutor
+
+
+@pytest.fixture
+def unfinished(
     postgres: Database, source: PostgresSource, held: PostgresAttachment, name: str
-) -> None:
+) -> Iterator[UnfinishedSlot]:
     source.patience.slot = 60.0
     with (
         postgres.connect(autocommit=False) as writer,
-        connect(postgres.uri) as other,
+        connect(postgres.uri) as maker,
         ThreadPoolExecutor(2) as pool,
     ):
         writer.execute("insert into b values (1)")
         make = "select pg_create_logical_replication_slot(%s, 'pgoutput')"
-        making = pool.submit(other.execute, make, [name])
+        making = pool.submit(maker.execute, make, [name])
         until(lambda: held.state().unfinished)
-        with connect(postgres.uri) as ours, pytest.raises(ChangefeedError, match="have not ended"):
-            slots.create_slot(ours, name, seconds=0.3)
-        captured = pool.submit(held.capture, [A], resume=False)
-        until(lambda: published(postgres, name) == ["a"])
-        assert not making.done() and not captured.done()
-        writer.commit()
-        making.result(20)
-        assert captured.result(20) == CaptureResult()
+        yield UnfinishedSlot(writer, maker, making, pool)
+        writer.rollback()
+
+
+def test_a_slot_that_another_session_is_making_is_waited_for(
+    postgres: Database, unfinished: UnfinishedSlot, held: PostgresAttachment, name: str
+) -> None:
+    with connect(postgres.uri) as ours, pytest.raises(ChangefeedError, match="have not ended"):
+        slots.create_slot(ours, name, seconds=0.3)
+    captured = unfinished.pool.submit(held.capture, [A], resume=False)
+    until(lambda: published(postgres, name) == ["a"])
+    assert not unfinished.making.done() and not captured.done()
+    unfinished.writer.commit()
+    unfinished.making.result(20)
+    assert captured.result(20) == CaptureResult()
     assert held.state().confirmed
 
 
 def test_a_slot_is_made_when_the_session_that_was_making_it_gives_up(
-    postgres: Database, source: PostgresSource, held: PostgresAttachment, name: str
+    postgres: Database, unfinished: UnfinishedSlot, held: PostgresAttachment, name: str
 ) -> None:
-    source.patience.slot = 60.0
-    with (
-        postgres.connect(autocommit=False) as writer,
-        connect(postgres.uri) as other,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        writer.execute("insert into b values (1)")
-        make = "select pg_create_logical_replication_slot(%s, 'pgoutput')"
-        making = pool.submit(other.execute, make, [name])
-        until(lambda: held.state().unfinished)
-        first = held.state().active_pid
-        captured = pool.submit(held.capture, [A], resume=False)
-        until(lambda: published(postgres, name) == ["a"])
-        other.cancel()
-        with pytest.raises(psycopg.errors.QueryCanceled):
-            making.result(20)
-        until(lambda: held.state().active_pid not in (first, None))
-        writer.commit()
-        assert captured.result(20) == CaptureResult()
+    first = held.state().active_pid
+    captured = unfinished.pool.submit(held.capture, [A], resume=False)
+    until(lambda: published(postgres, name) == ["a"])
+    unfinished.maker.cancel()
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        unfinished.making.result(20)
+    until(lambda: held.state().active_pid not in (first, None))
+    unfinished.writer.commit()
+    assert captured.result(20) == CaptureResult()
     assert held.state().confirmed
 
 
