@@ -58,10 +58,10 @@ class LogWaiter:
     ) -> None:
         """Wait until the log reaches above ``at``, for :meth:`wake`, or for ``timeout`` seconds.
 
-        ``tables``: a log that grows by nothing of these tables does not end the wait. A log grows
-        every second where nothing happens at all, and many times a second by one busy table: a
-        node with hundreds of feeds then has only those threads run that have something to do. A
-        call of :meth:`wake` before the wait ends it at once.
+        ``tables``: only changes of these tables end the wait. A log grows each second though
+        nothing happens at the source, and many times a second by one busy table; so of hundreds
+        of feeds only those run that have something to do. A call of :meth:`wake` before the wait
+        ends it at once.
         """
         deadline = self._clock.monotonic() + timeout
         with self._called:
@@ -81,7 +81,8 @@ class LogWaiter:
             self._called.notify()
 
     def grown(self, at: Timestamp, tables: AbstractSet[TableName] | None) -> None:
-        """The log has grown to ``at``, by changes of ``tables``; None: it is not known by which."""
+        """End the wait if it is for this: the log has grown to ``at`` by changes of ``tables``
+        (None: of any)."""
         if at <= self._at:
             return
         if self._tables is None or tables is None or not self._tables.isdisjoint(tables):

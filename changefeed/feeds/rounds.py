@@ -179,11 +179,12 @@ class Rounds:
     def _only_time_passed(
         self, feed: Feed, groups: Iterable[tuple[Timestamp, dict[TableName, Timestamp]]]
     ) -> bool:
-        """Whether the log has nothing for the feed: its tables are as far as it, then. This is
-        what a feed finds each second as long as nobody changes its tables, so it does no more than
-        it must."""
+        """Whether the log has nothing for the feed; its tables then advance to where they may.
+
+        A feed finds this each second as long as nobody changes its tables, so it has to be cheap.
+        """
         if feed.boundaries is not None or (feed.query is not None and feed.query.grouped):
-            return False  # what happens elsewhere is something for these
+            return False  # transactions of other tables, or time, make messages of these feeds
         for upto, bounds in groups:
             behind = {name: at for name, at in bounds.items() if at < upto}
             if behind:

@@ -106,11 +106,16 @@ class LakeComparison:
     # ------------------------------------------------------------------ both sides
 
     def _source(self) -> str:
-        """The staged rows in the types of the table; a variant as its JSON, to be compared."""
-        return ", ".join(
-            f"{f'to_json(parse_json(c{i}))' if i in self._variants else typed(c, f'c{i}')} AS c{i}"
+        """The columns of the staged rows, as ``c0..cn``."""
+        values = (
+            typed(c, f"c{i}", variant=i in self._variants)
             for i, c in enumerate(self._schema.columns)
         )
+        return ", ".join(f"{self._compared(i, value)} AS c{i}" for i, value in enumerate(values))
+
+    def _compared(self, number: int, value: str) -> str:
+        """SQL of a column's value that can be compared: VARIANT cannot, but its JSON can."""
+        return f"to_json({value})" if number in self._variants else value
 
     def _target(self) -> str:
         """SELECT of the rows of this feed that are in the table now, as ``c0..cn``."""
@@ -143,8 +148,7 @@ class LakeComparison:
     def _column(self, number: int, column: Column, present: set[str]) -> str:
         """A column of the table; one that was removed there is NULL in each row."""
         if column.name.casefold() in present:
-            name = quoted(column.name)
-            return f"{f'to_json({name})' if number in self._variants else name} AS c{number}"
+            return f"{self._compared(number, quoted(column.name))} AS c{number}"
         return f"CAST(NULL AS {spark_type(column.logical)}) AS c{number}"
 
     # ------------------------------------------------------------------ queries

@@ -61,8 +61,6 @@ SETTINGS = {
     "spark.databricks.delta.merge.materializeSource": "none",
     # VACUUM lists in as many tasks as this says, 10,000 by default.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
-    # The JSON of the source may say a key twice: the last one counts, as everywhere.
-    "spark.sql.variant.allowDuplicateKeys": "true",
     # The retention is what the option says; readers are warned in the docs.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
 }

@@ -53,8 +53,6 @@ def settings(place: LakePlace) -> dict[str, str]:
     """Of a session that has the catalog of ``place``."""
     head = f"spark.sql.catalog.{place.catalog}"
     own = {
-        # The JSON of the source may say a key twice: the last one counts, as everywhere.
-        "spark.sql.variant.allowDuplicateKeys": "true",
         head: "org.apache.iceberg.spark.SparkCatalog",
         # Whatever others did to the table is seen at once.
         f"{head}.cache-enabled": "false",

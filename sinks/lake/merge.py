@@ -82,8 +82,7 @@ def source(
     values are."""
     variants = policy.variants(schema)
     columns = [
-        f"{f'parse_json(c{i})' if i in variants else typed(c, f'c{i}')} AS c{i}"
-        for i, c in enumerate(schema.columns)
+        f"{typed(c, f'c{i}', variant=i in variants)} AS c{i}" for i, c in enumerate(schema.columns)
     ]
     own = [OPERATION, VERSION, *also, *([MISSING] if missing else [])]
     return f"SELECT {', '.join([*own, *columns])} FROM {view}"

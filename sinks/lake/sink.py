@@ -77,6 +77,8 @@ ROUND_ROWS = 2_000_000
 MOST_ROWS, MOST_KEY_BYTES, MOST_BYTES = 10_000_000, 96 << 20, 1 << 30
 #: Bytes of staged files whose rows are folded, in memory.
 MOST_FOLDED = 128 << 20
+#: Of each session: the JSON of a source may have a key twice, and then the last one counts.
+_SETTINGS = {"spark.sql.variant.allowDuplicateKeys": "true"}
 #: The longest name of a table.
 NAME_LIMIT = 200
 #: Table with the resolved timestamp of each feed.
@@ -610,7 +612,7 @@ class LakeSink(TableSink):
                 own = delta.SETTINGS | dict(self._place.settings)
             else:
                 own = iceberg.settings(self._place)
-            self._session = with_settings(another_session(base), own)
+            self._session = with_settings(another_session(base), _SETTINGS | own)
             self._base = base
             self._folder = self._place.folder if is_of_this_machine(base) else None
         return self._session

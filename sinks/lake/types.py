@@ -111,8 +111,11 @@ def accepted(logical: LogicalType) -> str:
     return rf"\[\s*(?:{one}(?:,\s*{one})*)?\]"
 
 
-def typed(column: Column, text: str) -> str:
-    """SQL that makes the logged value ``text`` (an SQL expression) one of the column's type."""
+def typed(column: Column, text: str, *, variant: bool = False) -> str:
+    """SQL that makes the logged value ``text`` (an SQL expression) one of the column's type;
+    ``variant``: that is VARIANT."""
+    if variant:
+        return f"parse_json({text})"
     if column.physical != "string":
         return text
     if column.logical.element is not None:
