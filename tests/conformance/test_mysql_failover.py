@@ -17,8 +17,6 @@ from tests.services.cache import server_folder
 from tests.services.mysql import SERVERS, BinlogServer
 from tests.services.python import Unavailable
 
-pytestmark = pytest.mark.timeout(300)
-
 _ACCOUNT = "CREATE USER replica IDENTIFIED BY 'replica'"
 _REPLICATE = {
     "mariadb": "CHANGE MASTER TO master_host='127.0.0.1', master_port={port}, "

@@ -22,7 +22,7 @@ from tests.helpers.postgres_tail import SLOT, Catalog, Tail, prepare
 from tests.helpers.waiting import until
 from tests.services.postgres import Database, PostgresCluster
 
-pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.postgres]
 
 #: What others write to the server's log.
 _NOISE = "select pg_logical_emit_message(false, 'noise', repeat('x', 4000))"

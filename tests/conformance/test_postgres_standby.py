@@ -25,7 +25,7 @@ from tests.helpers.waiting import until
 from tests.services.cache import server_folder
 from tests.services.postgres import DEFAULT_MAJOR, Database, PostgresCluster
 
-pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.postgres]
 
 #: The cases that a standby could break; the others are in the second half of the tests.
 OFTEN = frozenset(

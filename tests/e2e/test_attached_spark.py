@@ -19,7 +19,7 @@ from changefeed.spark.settings import SparkSettings
 from tests.services.postgres import Database
 from tests.services.spark_connect import SparkConnectServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 ROOT = Path(__file__).parents[2]
 

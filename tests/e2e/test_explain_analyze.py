@@ -15,7 +15,7 @@ from tests.e2e.feeds import BRISK, Feeds, running
 from tests.helpers.waiting import until
 from tests.services.postgres import Database
 
-pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.postgres]
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.postgres,
     pytest.mark.extended,
-    pytest.mark.timeout(300),
 ]
 
 BOB = Session(client="pg", user="bob", role=Role.VIEWER)

@@ -16,7 +16,7 @@ from tests.helpers.postgres_slots import drop_slot
 from tests.helpers.waiting import until
 from tests.services.postgres import Database
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 TABLES = """
     create table items (id int primary key, name text, secret text);

@@ -407,7 +407,6 @@ def _problems(feeds: Feeds, feed: str = "f") -> list[tuple[str, str]]:
     return [(t.table.name, f"{t.error_code} {t.error}") for t in tables if t.error_code]
 
 
-@pytest.mark.timeout(900)  # some fifty histories, twice
 def test_copies_stay_equal_whatever_statements_do(
     binlog_server: BinlogServer, tmp_path: Path
 ) -> None:

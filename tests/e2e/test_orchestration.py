@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.postgres,
     pytest.mark.extended,
-    pytest.mark.timeout(900),  # an environment is installed at the first run
 ]
 
 FOLDER = EXAMPLES / "orchestration"

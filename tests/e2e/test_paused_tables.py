@@ -16,7 +16,7 @@ from tests.helpers.waiting import until
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 
-pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.postgres]
 
 
 @pytest.fixture

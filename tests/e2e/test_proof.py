@@ -14,7 +14,7 @@ from tests.e2e.test_warehouse_feeds import Bench, bench
 from tests.helpers.waiting import until
 
 __all__ = ["bench"]
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 
 def table(bench: Bench, name: str = "t") -> TableProgress:

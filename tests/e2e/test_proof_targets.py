@@ -24,7 +24,7 @@ from tests.helpers.waiting import until
 from tests.services.mariadb import PASSWORD, USER
 from tests.services.postgres import Database
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark]
 
 TEN_ROWS = ", ".join(f"({i}, 'row {i}')" for i in range(1, 11))
 #: The first and the last half each in another order.

@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.postgres,
     pytest.mark.extended,
-    pytest.mark.timeout(900),
 ]
 
 #: Neither Delta nor Iceberg has tables here that AUTO CDC takes: it wants MERGE of the second

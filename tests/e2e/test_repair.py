@@ -12,7 +12,7 @@ from tests.e2e.shop import Shop, feeds, shop, table_of
 from tests.helpers.waiting import until
 
 __all__ = ["feeds", "shop"]
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 T = TableName("shop", "public", "t")
 

@@ -22,7 +22,7 @@ from tests.helpers.duckdb_file import opened
 from tests.helpers.waiting import until
 
 __all__ = ["bench", "feeds", "shop"]
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 
 def tamper(bench: Bench, sql: str) -> None:

@@ -23,7 +23,7 @@ from tests.nemesis.service import Service
 from tests.services.mysql import BinlogServer
 from tests.services.postgres import Database
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e]
 
 ROWS = 24_000
 #: A row has some 500 bytes, so the table has five parts of which one is read at a time.

@@ -24,7 +24,6 @@ pytestmark = [
     pytest.mark.postgres,
     pytest.mark.extended,
     # Two executors, their Python workers and the node share the machine, all of them cold.
-    pytest.mark.timeout(900),
 ]
 
 

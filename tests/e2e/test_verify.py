@@ -15,7 +15,7 @@ from tests.e2e.test_rescan import tamper
 from tests.e2e.test_warehouse_feeds import WIDE, Bench, IntoDuckDB, IntoPostgreSQL, bench
 
 __all__ = ["bench"]
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 
 def verified(bench: Bench, words: str = "") -> Result:

@@ -23,7 +23,7 @@ from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 from tests.services.registry import FakeRegistry
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 SMALL = (
     "create table t (a int primary key, b text, n numeric(12, 2));"

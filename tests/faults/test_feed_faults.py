@@ -38,7 +38,7 @@ from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 
 __all__ = ["feeds", "shop"]
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 
 def job_of(feeds: Feeds, name: str = "f") -> Job:

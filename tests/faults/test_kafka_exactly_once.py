@@ -16,7 +16,7 @@ from tests.nemesis.service import Service
 from tests.services.kafka import KafkaBroker
 from tests.services.postgres import Database
 
-pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.kafka, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.postgres, pytest.mark.kafka]
 
 ROWS = 60_000
 

@@ -19,7 +19,7 @@ from tests.e2e.feeds import Feeds, running
 from tests.helpers.waiting import until
 from tests.services.postgres import Database, PostgresCluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
 
 def ids_in(folder: Path) -> set[int]:

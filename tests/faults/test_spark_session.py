@@ -44,7 +44,6 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
 @pytest.mark.extended
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(420)
 def test_a_killed_jvm_is_noticed_and_replaced() -> None:
     found = result(child("heal"))
     assert found["returned"] < 1.0, "start() must not wait"
@@ -64,7 +63,6 @@ def test_a_killed_jvm_is_noticed_and_replaced() -> None:
 @pytest.mark.extended
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(420)
 def test_nothing_outlives_a_killed_parent() -> None:
     """Also when a forked child of it lives on with copies of all its pipes."""
     process = child("orphan")
@@ -93,7 +91,6 @@ def _running(pids: list[int]) -> list[int]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(420)
 def test_an_engine_can_be_closed_while_it_starts() -> None:
     found = result(child("stop_early"))
     assert found == {"left": [], "alive": False}

@@ -21,7 +21,7 @@ from tests.services.kafka import KafkaBroker
 from tests.services.mysql import BinlogServer
 from tests.services.postgres import Database
 
-pytestmark = [pytest.mark.nemesis, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nemesis, pytest.mark.e2e]
 
 
 @pytest.fixture

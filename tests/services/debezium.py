@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -49,29 +51,40 @@ class DebeziumEngine:
         return [event(line) for line in lines]
 
     def kill(self) -> None:
-        """End the engine without a word."""
+        """End the engine without a word, at a moment when its file of offsets is whole: the file
+        is emptied and filled each time, which a topic of Kafka's never is."""
+
+        def stopped_whole() -> bool:
+            self._process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+            if self._stored() is None:
+                self._process.send_signal(signal.SIGCONT)
+                return False
+            return True
+
+        until(stopped_whole, "a whole file of offsets")
         self._process.kill()
         self._process.wait(10)
 
     def offset(self) -> str:
-        """The offset that is stored, as JSON. Kafka's class stores a map that Java serialized, and
-        keys and values are bytes of JSON in it. The engine stores it a moment after the events."""
-
-        def stored() -> list[str]:
-            if not self._offsets.exists():
-                return []
-            # The file is written anew each time: it may be read in the middle of that.
-            texts = re.findall(rb'\{"[^\x00-\x1f]*\}', self._offsets.read_bytes())
-            return [t.decode() for t in texts if json.loads(t).keys() != {"server"}]
-
+        """The offset that is stored, as JSON. The engine stores it a moment after the events."""
         found: list[str] = []
 
         def there() -> bool:
-            found[:] = stored()
-            return len(found) == 1
+            found[:] = filter(None, [self._stored()])
+            return bool(found)
 
         until(there, "an offset")
         return found[0]
+
+    def _stored(self) -> str | None:
+        """The offset, where the file is whole. Kafka's class stores a map that Java serialized, and
+        keys and values are bytes of JSON in it."""
+        if not self._offsets.exists():
+            return None
+        texts = re.findall(rb'\{"[^\x00-\x1f]*\}', self._offsets.read_bytes())
+        offsets = [t.decode() for t in texts if json.loads(t).keys() != {"server"}]
+        return offsets[0] if len(offsets) == 1 else None
 
     def wait_for(self, count: int) -> list[Event]:
         """The events, as soon as there are ``count``."""
