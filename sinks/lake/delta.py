@@ -26,6 +26,7 @@ from sinks.lake import delta_round
 from sinks.lake.small.commit_log import UNREADABLE, CommitLog
 from sinks.lake.small.creation import create_table
 from sinks.lake.small.rounds import SmallLimits
+from sinks.lake.small.table_files import LocalTableFiles
 from sinks.lake.table import (
     APPLIED,
     LakeTable,
@@ -131,7 +132,7 @@ class DeltaTable(LakeTable):
         computes what it says by a job."""
         if self.folder is not None:
             with suppress(OSError, *UNREADABLE):
-                return CommitLog(self.folder, SmallLimits().files)
+                return CommitLog(LocalTableFiles(self.folder), SmallLimits().files)
         return None
 
     @property

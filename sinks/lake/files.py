@@ -1,13 +1,15 @@
 """Files of a lake read without Spark: on a local disk, in S3 where the URI says how to get there.
 
-For looking only: nothing is written, nothing is made.
+:class:`Files` is for looking only: nothing is written, nothing is made.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -34,7 +36,52 @@ _OTHERS = (
     "s3.remote-signing",
     "client.factory",
 )
+#: Settings of Hadoop's client that a writer may leave aside: how it divides and repeats its work.
+_OF_THE_CLIENT = re.compile(
+    r"fs\.s3a\.(path\.style\.access|impl|committer\..*|experimental\..*|connection\.(?!ssl).*|"
+    r"fast\.upload.*|threads\..*|multipart\..*|block\.size|attempts.*|retry\..*|paging\..*|"
+    r"readahead.*|max\.total\.tasks|input\.fadvise|executor\..*|vectored\..*)\Z"
+)
 _ANSWER_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class S3Access:
+    """Where a store of S3's protocol is, and who asks it; nothing given: the machine's login.
+
+    Attributes:
+        endpoint: of another store than Amazon's, with its scheme.
+        plain: without TLS.
+    """
+
+    key: str
+    secret: str = field(repr=False)
+    token: str = field(repr=False)
+    region: str
+    endpoint: str
+    plain: bool
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str]) -> S3Access:
+        """As settings of Hadoop's or of Iceberg's client say."""
+        given = {
+            name: next((settings[n] for n in names if n in settings), "")
+            for name, names in _SETTINGS.items()
+        }
+        named = urlsplit(given["endpoint"])
+        plain = named.scheme == "http" or (given["tls"] == "false" and not named.scheme)
+        host = named.netloc or named.path
+        endpoint = f"{'http' if plain else 'https'}://{host}" if host else ""
+        return cls(given["key"], given["secret"], given["token"], given["region"], endpoint, plain)
+
+    @classmethod
+    def of_writer(cls, settings: Mapping[str, str]) -> S3Access | None:
+        """:meth:`of`; None: the settings ask more of a writer than is known here, as encryption."""
+        known = {name for names in _SETTINGS.values() for name in names}
+        asked = (name for name in settings if name.startswith("fs.s3a."))
+        if all(name in known or _OF_THE_CLIENT.match(name) for name in asked):
+            return cls.of(settings)
+        return None
 
 
 class Files:
@@ -112,21 +159,16 @@ class Files:
         return self._s3, f"{parts.netloc}{parts.path}".rstrip("/")
 
     def _store(self) -> fs.FileSystem:
-        given = {
-            name: next((self._settings[n] for n in names if n in self._settings), None)
-            for name, names in _SETTINGS.items()
-        }
-        endpoint = urlsplit(given["endpoint"] or "")
-        plain = endpoint.scheme == "http" or (given["tls"] == "false" and not endpoint.scheme)
+        access = S3Access.of(self._settings)
         return connect(
             "s3",
             {
-                "access_key": given["key"],
-                "secret_key": given["secret"],
-                "session_token": given["token"],
-                "region": given["region"],
-                "scheme": "http" if plain else "https",
-                "endpoint_override": endpoint.netloc or endpoint.path or None,
+                "access_key": access.key or None,
+                "secret_key": access.secret or None,
+                "session_token": access.token or None,
+                "region": access.region or None,
+                "scheme": "http" if access.plain else "https",
+                "endpoint_override": access.endpoint.rpartition("//")[2] or None,
             },
             request_timeout=_ANSWER_SECONDS,
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -43,6 +43,7 @@ from sinks.lake.compare import LakeComparison, staged_source
 from sinks.lake.failure import explained
 from sinks.lake.place import LakeSettings, place_of
 from sinks.lake.small.rounds import CommitNotes, SmallLimits, SmallRounds
+from sinks.lake.small.table_files import TableFiles, files_by_table
 from sinks.lake.staging import (
     OPERATION,
     VERSION,
@@ -141,6 +142,8 @@ class LakeSink(TableSink):
         self._targets: dict[str, LakeTarget] = {}
         #: Where the tables are, if that is on this machine.
         self._folder: Path | None = None
+        #: The files of each table, where the node can write them.
+        self._files: Callable[[str], TableFiles] | None = None
         self._few: dict[str, SmallRounds] = {}
         self._staged: dict[str, StagedFile] = {}
         self._numbers = itertools.count(1)
@@ -403,6 +406,8 @@ class LakeSink(TableSink):
             with self._writing("scan", target, schema) as known:
                 fills = self._fills(known, epoch, schema)
                 if not self._commit_few(files, epoch.upto, None):
+                    few = self._few.get(target.topic)
+                    fills = fills and not (few and few.in_doubt)
                     with self._read(known, files) as frame:
                         self._load(known, frame, epoch, schema, fills=fills)
             return
@@ -435,9 +440,9 @@ class LakeSink(TableSink):
         """Commit few rows without Spark; false: only Spark can, or must look at the table first.
         ``applied`` is None for rows of a scan."""
         target, schema = files[0].target, files[0].schema
-        known, folder = self._targets.get(target.topic), self._folder
+        known, files_of = self._targets.get(target.topic), self._files
         if (
-            folder is None
+            files_of is None
             or known is None
             or known.owner is None
             or self._policy.mode(schema) is not MergeMode.MERGE
@@ -449,7 +454,7 @@ class LakeSink(TableSink):
         few = self._few.get(target.topic)
         if few is None:
             few = self._few[target.topic] = SmallRounds(
-                folder / target.topic,
+                files_of(target.topic),
                 self._scratch / "keys",
                 known.owner,
                 self._policy.sequence,
@@ -615,6 +620,7 @@ class LakeSink(TableSink):
             self._session = with_settings(another_session(base), _SETTINGS | own)
             self._base = base
             self._folder = self._place.folder if is_of_this_machine(base) else None
+            self._files = files_by_table(self._place, self._folder, base.conf.getAll)
         return self._session
 
     @property

@@ -8,14 +8,16 @@ import logging
 import os
 import random
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from pyarrow import fs
 
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.durable import sync_path
@@ -25,13 +27,15 @@ from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.types import LogicalType
 from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Epoch, Target
+from sinks.lake.files import S3Access
 from sinks.lake.place import place_of
 from sinks.lake.small.commit_log import CommitLog
 from sinks.lake.small.key_index import KeyIndex
 from sinks.lake.small.rounds import SmallLimits
+from sinks.lake.small.table_files import LocalTableFiles, TableFiles
 from sinks.lake.small.vectors import VectorFile, read_vector
 from tests.conformance.test_lake_tables import REFUSED, VALUES, Bench, schema_of
-from tests.helpers.lake import place_in
+from tests.helpers.lake import in_a_store, place_in
 
 pytestmark = pytest.mark.spark
 
@@ -50,11 +54,31 @@ KEYS = TableSchema(
 SCHEMA = schema_of(("text", "string"), ("decimal(12,2)", "string"))
 
 
+#: For a test that runs on both kinds of places.
+BOTH = pytest.mark.parametrize(
+    "bench", ["disk", pytest.param("s3", marks=pytest.mark.extended)], indirect=True
+)
+#: The same for one that takes minutes of Spark's in S3.
+BOTH_SLOW = pytest.mark.parametrize(
+    "bench", ["disk", pytest.param("s3", marks=pytest.mark.everything)], indirect=True
+)
+
+
 @pytest.fixture
-def bench(tmp_path: Path, spark_engine: NodeSpark) -> Iterator[Bench]:
-    made = Bench(spark_engine, place_in("delta", tmp_path), tmp_path, {})
+def bench(
+    request: pytest.FixtureRequest, tmp_path: Path, spark_engine: NodeSpark
+) -> Iterator[Bench]:
+    uri = place_in("delta", tmp_path)
+    if getattr(request, "param", "disk") == "s3":
+        uri = in_a_store(request.getfixturevalue("s3"), f"few-{uuid.uuid4().hex}")
+    made = Bench(spark_engine, uri, tmp_path, {})
     yield made
     made.sink.close()
+
+
+def table_files(bench: Bench, name: str = "t") -> TableFiles:
+    assert bench.sink._files is not None
+    return bench.sink._files(name)
 
 
 def failing_log(step: Callable[..., Any], number: int, text: str) -> Callable[..., Any]:
@@ -71,14 +95,33 @@ def failing_log(step: Callable[..., Any], number: int, text: str) -> Callable[..
 
 def engines(bench: Bench) -> list[str]:
     """Who made each commit, oldest first."""
-    log = Path(place_of(bench.lake.uri).root) / "t" / "_delta_log"
-    found = []
-    for path in sorted(log.glob("*.json")):
-        for line in path.read_text().splitlines():
+    files, found = table_files(bench), []
+    for name in commits(bench):
+        for line in files.read(f"_delta_log/{name}").splitlines():
             if (info := json.loads(line).get("commitInfo")) is not None:
                 ours = info["engineInfo"] == "changefeed"
                 found.append("node" if ours else f"Spark {info['operation']}")
     return found
+
+
+def commits(bench: Bench) -> list[str]:
+    """The names of the commits in the log, in order."""
+    return [its.name for its in table_files(bench).logged() if its.name.endswith(".json")]
+
+
+def data_files(bench: Bench) -> list[str]:
+    """The Parquet files of the table, also those of older versions."""
+    place = place_of(bench.lake.uri)
+    system, folder = fs.LocalFileSystem(), f"{place.root}/t"
+    if (address := urlsplit(place.root)).scheme:
+        access = S3Access.of(dict(place.settings))
+        system = fs.S3FileSystem(
+            access_key=access.key, secret_key=access.secret, region=access.region,
+            endpoint_override=access.endpoint,
+        )  # fmt: skip
+        folder = f"{address.netloc}{address.path}/t"
+    found = system.get_file_info(fs.FileSelector(folder))
+    return [its.path for its in found if its.path.endswith(".parquet")]
 
 
 def rows(bench: Bench, columns: str) -> set[Row]:
@@ -87,6 +130,7 @@ def rows(bench: Bench, columns: str) -> set[Row]:
     return set(found)
 
 
+@BOTH
 def test_rounds_after_the_first_need_no_spark(bench: Bench) -> None:
     bench.round(SCHEMA, 10, *(("c", (n, f"v{n}", "1.50")) for n in range(5)))
     bench.round(SCHEMA, 20, ("u", (1, "new", None)), ("d", (2, None, None)), ("c", (9, "x", "2")))
@@ -124,7 +168,7 @@ def test_a_table_that_the_node_makes_is_one_that_spark_makes(
         if name == "u":
             monkeypatch.setattr("sinks.lake.delta.create_table", lambda *_: False)
         bench.round(schema, 1000, ("c", (1, *(v for _, _, v, _ in usable))))
-        log = CommitLog(root / name, 10)
+        log = CommitLog(LocalTableFiles(root / name), 10)
         fields = [{**field, "metadata": sorted(field["metadata"])} for field in log.fields]
         protocol = {k: set(v) if isinstance(v, list) else v for k, v in log.protocol.items()}
         kept = ("format", "partitionColumns", "configuration")
@@ -180,6 +224,7 @@ def test_a_value_that_does_not_fit_is_refused(bench: Bench, logical: str, value:
     assert rows(bench, "id") == {(1,), (3,)}
 
 
+@BOTH
 def test_what_a_table_has_newer_stays(bench: Bench) -> None:
     bench.round(SCHEMA, 10, ("c", (1, "old", None)), ("c", (2, "old", None)))
     table = bench.lake.table("t")
@@ -191,6 +236,7 @@ def test_what_a_table_has_newer_stays(bench: Bench) -> None:
     assert engines(bench)[-2:] == ["node"] * 2
 
 
+@BOTH
 def test_a_commit_that_is_there_is_not_made_again(bench: Bench) -> None:
     bench.round(SCHEMA, 10, ("c", (1, "a", None)))
     bench.round(SCHEMA, 20, ("u", (1, "b", None)))
@@ -203,6 +249,7 @@ def test_a_commit_that_is_there_is_not_made_again(bench: Bench) -> None:
     assert engines(bench) == before
 
 
+@BOTH
 def test_another_writers_commit_in_between_comes_first(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,9 +266,8 @@ def test_another_writers_commit_in_between_comes_first(
     bench.round(SCHEMA, 30, ("u", (1, "c", None)), ("c", (3, "c", None)))
     assert rows(bench, "id, v0") == {(1, "c"), (2, "b"), (3, "c")}
     assert engines(bench)[-2:] == ["Spark UPDATE", "node"]
-    folder = Path(place_of(bench.lake.uri).root) / "t"
-    named = {Path(path).name for path in CommitLog(folder, 100).files}
-    left = {path.name for path in folder.glob("*.parquet")} - named
+    named = set(CommitLog(table_files(bench), 100).files)
+    left = {path.rpartition("/")[2] for path in data_files(bench)} - named
     [other] = bench.lake.query("select count(distinct _metadata.file_path) from {t}")
     assert len(named) >= other[0] and len(left) <= 3  # of older versions, not of the lost attempt
 
@@ -259,7 +305,7 @@ def test_a_commit_that_is_made_and_then_fails_is_not_repeated(
 
     with monkeypatch.context() as broken:
         fails = failing_log(sync_path, 5, "Input/output error")
-        broken.setattr("sinks.lake.small.commit_log.sync_path", fails)
+        broken.setattr("sinks.lake.small.table_files.sync_path", fails)
         bench.round(SCHEMA, 30, ("u", (1, "c", None)), ("c", (2, "c", None)))
     assert rows(bench, "id, v0, _sequence_num") == {(1, "c", 30), (2, "c", 30)}
     made = engines(bench)
@@ -354,7 +400,16 @@ class Model:
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("seed", [1, 2, pytest.param(3, marks=pytest.mark.everything)])
+@pytest.mark.parametrize(
+    ("bench", "seed"),
+    [
+        ("disk", 1),
+        ("disk", 2),
+        pytest.param("disk", 3, marks=pytest.mark.everything),
+        pytest.param("s3", 4, marks=pytest.mark.everything),
+    ],
+    indirect=["bench"],
+)
 def test_any_changes_by_both_give_the_same_as_a_dictionary(
     bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,7 +417,6 @@ def test_any_changes_by_both_give_the_same_as_a_dictionary(
     of both, a TRUNCATE, and a sink that forgets the table."""
     model = Model(seed)
     chance, table = model.chance, bench.lake.table("t")
-    folder = Path(place_of(bench.lake.uri).root) / "t"
     properties = "('delta.checkpointInterval' = '4')"
     read = "name, cast(day as string), id, v, _sequence_num"
     for number in range(10, 400, 10):
@@ -398,10 +452,11 @@ def test_any_changes_by_both_give_the_same_as_a_dictionary(
     [detail] = bench.lake.query("describe detail {t}")
     with bench.lake.engine.use(packs=("delta",)) as session:
         names = session.sql(f"describe detail {table}").columns
-    assert len(CommitLog(folder, 1000).files) == detail[names.index("numFiles")]
+    assert len(CommitLog(table_files(bench), 1000).files) == detail[names.index("numFiles")]
 
 
 @pytest.mark.extended
+@BOTH_SLOW
 def test_a_checkpoint_of_the_node_is_enough_for_spark(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,9 +468,10 @@ def test_a_checkpoint_of_the_node_is_enough_for_spark(
         bench.round(
             SCHEMA, number, ("u", (number % 97, f"v{number}", None)), ("d", (99, None, None))
         )
-    log = Path(place_of(bench.lake.uri).root) / "t" / "_delta_log"
-    last = json.loads((log / "_last_checkpoint").read_text())["version"]
-    ours = pq.read_table(log / f"{last:020d}.checkpoint.parquet")
+    files = table_files(bench)
+    last = json.loads(files.read("_delta_log/_last_checkpoint"))["version"]
+    with files.parquet(f"_delta_log/{last:020d}.checkpoint.parquet") as checkpoint:
+        ours = checkpoint.read()
     assert set(ours.column_names) == {
         "protocol",
         "metaData",
@@ -425,9 +481,8 @@ def test_a_checkpoint_of_the_node_is_enough_for_spark(
         "remove",
     }
     assert ours["remove"].length() - ours["remove"].null_count >= 25
-    for path in log.glob("*"):
-        if path.name[:20].isdigit() and int(path.name[:20]) < last:
-            path.unlink()
+    old = [its.name for its in files.logged() if its.name < f"{last:020d}"]
+    files.remove([f"_delta_log/{name}" for name in old])
     with bench.lake.engine.use(packs=("delta",)) as session:
         java: Any = session.sparkContext._jvm
         java.org.apache.spark.sql.delta.DeltaLog.clearCache()
@@ -447,11 +502,11 @@ def test_a_checkpoint_of_the_node_is_enough_for_spark(
 
 
 @pytest.mark.extended
+@BOTH
 def test_spark_reads_vectors_of_every_size_and_the_node_sparks(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file of 200,000 rows, of which more and more are gone: listed, as bitmaps, whole parts."""
-    folder = Path(place_of(bench.lake.uri).root) / "t"
     schema = schema_of(("text", "string"))
     count = 200_000
 
@@ -491,12 +546,13 @@ def test_spark_reads_vectors_of_every_size_and_the_node_sparks(
     assert bench.lake.query("select count(*), sum(id) from {t}") == [
         (count - len(gone), sum(range(count)) - sum(gone))
     ]
-    [action] = [a for a in CommitLog(folder, 10).files.values()]
-    vector = read_vector(action["deletionVector"], folder, count)
+    [action] = [a for a in CommitLog(table_files(bench), 10).files.values()]
+    vector = read_vector(action["deletionVector"], table_files(bench), count)
     assert vector.sum() == len(gone) and action["deletionVector"]["cardinality"] == len(gone)
 
 
 @pytest.mark.extended
+@BOTH
 def test_old_versions_of_the_log_go_with_a_checkpoint(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -509,13 +565,12 @@ def test_old_versions_of_the_log_go_with_a_checkpoint(
     )
     for number in range(20, 80, 10):
         bench.round(SCHEMA, number, ("u", (1, f"v{number}", None)))
-    log = Path(place_of(bench.lake.uri).root) / "t" / "_delta_log"
-    before = {path.name for path in log.glob("*.json")}
+    before = set(commits(bench))
     later = ManualClock(time.time_ns() + 2 * 86_400 * 10**9)
     bench.sink._few["t"]._clock = later
     for number in range(80, 120, 10):
         bench.round(SCHEMA, number, ("u", (1, f"v{number}", None)))
-    after = {path.name for path in log.glob("*.json")}
+    after = set(commits(bench))
     assert len(before & after) <= 2 < len(before)
     assert rows(bench, "id, v0") == {(1, "v110")}
 
@@ -527,15 +582,16 @@ def test_a_damaged_vector_is_not_believed(tmp_path: Path) -> None:
     descriptor = made.add(gone)
     path = tmp_path / made.name
     path.write_bytes(made.content)
-    assert read_vector(descriptor, tmp_path, 100).tolist() == gone.tolist()
+    assert read_vector(descriptor, LocalTableFiles(tmp_path), 100).tolist() == gone.tolist()
     content = bytearray(made.content)
     content[-6] ^= 1
     path.write_bytes(content)
     with pytest.raises(ValueError, match="damaged"):
-        read_vector(descriptor, tmp_path, 100)
+        read_vector(descriptor, LocalTableFiles(tmp_path), 100)
 
 
 @pytest.mark.extended
+@BOTH
 def test_files_of_many_rounds_become_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers see the same rows, also those of the versions before; the index knows the new
     places; and keys of deleted rows leave it."""

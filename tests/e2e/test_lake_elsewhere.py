@@ -19,7 +19,7 @@ from changefeed.spark.session import NodeSpark
 from sinks.lake.place import place_of
 from tests.e2e.feeds import running
 from tests.e2e.test_lake import Bench
-from tests.helpers.lake import Lake, unused_catalog
+from tests.helpers.lake import Lake, by_hadoop, in_a_store, unused_catalog
 from tests.helpers.waiting import until
 from tests.services import iceberg_rest
 from tests.services.cache import server_folder
@@ -31,18 +31,6 @@ from tests.services.s3 import KEY, SECRET, S3Server
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres, pytest.mark.extended]
 
 
-def by_hadoop(s3: S3Server) -> dict[str, str]:
-    """The store as Hadoop's filesystem is told of it."""
-    return {
-        "fs.s3a.endpoint": f"http://127.0.0.1:{s3.port}",
-        "fs.s3a.endpoint.region": "us-east-1",
-        "fs.s3a.access.key": KEY,
-        "fs.s3a.secret.key": SECRET,
-        "fs.s3a.path.style.access": "true",
-        "fs.s3a.connection.ssl.enabled": "false",
-    }
-
-
 def by_iceberg(s3: S3Server) -> dict[str, str]:
     """The store as Iceberg's own client is told of it."""
     return {
@@ -52,11 +40,6 @@ def by_iceberg(s3: S3Server) -> dict[str, str]:
         "s3.path-style-access": "true",
         "client.region": "us-east-1",
     }
-
-
-def in_a_store(s3: S3Server, bucket: str) -> str:
-    """Delta tables in a bucket."""
-    return f"delta:///s3a://{s3.bucket(bucket)}/lake?{urlencode(by_hadoop(s3))}"
 
 
 def in_a_database(database: Database, warehouse: Path) -> str:
@@ -157,6 +140,9 @@ def test_a_table_elsewhere_equals_the_source(bench: Bench) -> None:
     bench.check()
     shown = "\n".join(str(row) for row in bench.feeds.execute("SHOW CHANGEFEED f").rows)
     assert SECRET not in shown
+    if place_of(bench.lake.uri).root.startswith("s3a:"):
+        history = bench.lake.query("describe history {t}")
+        assert sum("changefeed" in row for row in history) >= 3, "the node's own commits"
 
 
 # -------------------------------------------------------------------------------- HDFS

@@ -11,8 +11,7 @@ import pytest
 
 from changefeed.embedded.account import server_account
 from changefeed.spark.session import NodeSpark
-from tests.e2e.test_lake_elsewhere import in_a_store
-from tests.helpers.lake import Lake
+from tests.helpers.lake import Lake, in_a_store
 from tests.helpers.ordered import assert_in_order
 from tests.helpers.spark_copy import Program
 from tests.helpers.waiting import until

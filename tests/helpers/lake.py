@@ -9,10 +9,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from changefeed.spark.session import NodeSpark
 from sinks.lake import iceberg
 from sinks.lake.place import LakePlace, place_of
+from tests.services.s3 import KEY, SECRET, S3Server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +32,23 @@ def place_in(kind: str, folder: Path) -> str:
     if kind == "delta":
         return f"delta://{folder}/lake"
     return f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={folder}/lake"
+
+
+def by_hadoop(s3: S3Server) -> dict[str, str]:
+    """The store as Hadoop's filesystem knows it."""
+    return {
+        "fs.s3a.endpoint": f"http://127.0.0.1:{s3.port}",
+        "fs.s3a.endpoint.region": "us-east-1",
+        "fs.s3a.access.key": KEY,
+        "fs.s3a.secret.key": SECRET,
+        "fs.s3a.path.style.access": "true",
+        "fs.s3a.connection.ssl.enabled": "false",
+    }
+
+
+def in_a_store(s3: S3Server, bucket: str) -> str:
+    """Delta tables in a bucket."""
+    return f"delta:///s3a://{s3.bucket(bucket)}/lake?{urlencode(by_hadoop(s3))}"
 
 
 @dataclass(frozen=True)

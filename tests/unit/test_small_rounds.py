@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.schema import Column, TableName, TableSchema
@@ -18,6 +20,7 @@ from sinks.base import Batch, Epoch, Target
 from sinks.lake.small.commit_log import Action, CommitLog, file_key, physical_name
 from sinks.lake.small.creation import create_table
 from sinks.lake.small.rounds import CommitNotes, SmallLimits, SmallRounds
+from sinks.lake.small.table_files import LocalTableFiles, TableFiles
 from sinks.lake.small.vectors import VectorFile, read_vector
 from sinks.lake.staging import stage
 from sinks.lake.table import mark_of
@@ -35,7 +38,12 @@ def table_in(folder: Path) -> CommitLog:
     properties = {"delta.enableDeletionVectors": "true", **mark_of(OWNER)}
     columns = {"at": "timestamp_ntz", "_sequence_num": "bigint"}
     assert create_table(folder, columns, properties, 1)
-    return CommitLog(folder, 10)
+    return CommitLog(LocalTableFiles(folder), 10)
+
+
+def small_rounds(files: TableFiles, folder: Path) -> SmallRounds:
+    limits, clock = SmallLimits(), ManualClock()
+    return SmallRounds(files, folder / "keys", OWNER, "_sequence_num", limits, clock)
 
 
 def insert(few: SmallRounds, folder: Path, number: int, day: int) -> bool:
@@ -53,12 +61,14 @@ def insert(few: SmallRounds, folder: Path, number: int, day: int) -> bool:
 
 def days(folder: Path) -> list[int]:
     found = []
-    log = CommitLog(folder, 10)
+    log = CommitLog(LocalTableFiles(folder), 10)
     name = physical_name(log.fields[0])
     for path, action in log.files.items():
         column = pq.read_table(folder / path)[name]
         if vector := action.get("deletionVector"):
-            column = column.filter(pa.array(~read_vector(vector, folder, len(column))))
+            column = column.filter(
+                pa.array(~read_vector(vector, LocalTableFiles(folder), len(column)))
+            )
         found += [at.day for at in column.to_pylist()]
     return sorted(found)
 
@@ -68,7 +78,12 @@ def test_files_beside_one_that_cannot_be_read_are_indexed_later(tmp_path: Path) 
     folder = tmp_path / "t"
     others = table_in(folder)
     few = SmallRounds(
-        folder, tmp_path / "keys", OWNER, "_sequence_num", SmallLimits(), ManualClock()
+        LocalTableFiles(folder),
+        tmp_path / "keys",
+        OWNER,
+        "_sequence_num",
+        SmallLimits(),
+        ManualClock(),
     )
     names = [physical_name(field) for field in others.fields]
     actions: list[Action] = []
@@ -105,4 +120,62 @@ def test_a_checkpoint_leaves_out_removed_files_that_are_back(tmp_path: Path) -> 
         found = [file_key(row) for row in pq.read_table(path)["remove"].drop_null().to_pylist()]
         gone.add(file_key(old))
         assert sorted(found) == sorted(gone - {file_key(new)})
-        assert CommitLog(folder, 10).files.keys() == log.files.keys()
+        assert CommitLog(LocalTableFiles(folder), 10).files.keys() == log.files.keys()
+
+
+class DoubtfulFiles(LocalTableFiles):
+    """Commits that fail once, after or before they are there, or come later."""
+
+    certain = False
+
+    def __init__(self, folder: Path, happens: str) -> None:
+        super().__init__(folder)
+        self.happens = happens
+        self.late: tuple[str, bytes] | None = None
+
+    def commit(self, path: str, content: bytes) -> None:
+        happens, self.happens = self.happens, ""
+        if happens == "late":
+            self.late = path, content
+        elif happens != "never":
+            super().commit(path, content)
+        if happens:
+            raise TimeoutError("no answer")
+
+    def arrive(self) -> None:
+        if self.late is not None:
+            with suppress(FileExistsError):
+                super().commit(*self.late)
+
+
+@pytest.mark.parametrize("happens", ["done", "never", "late"])
+def test_a_commit_without_an_answer_loses_and_repeats_nothing(tmp_path: Path, happens: str) -> None:
+    folder = tmp_path / "t"
+    table_in(folder)
+    files = DoubtfulFiles(folder, "")
+    few = small_rounds(files, tmp_path)
+    assert insert(few, tmp_path, 10, 1) and not few.in_doubt
+    files.happens = happens
+    assert not insert(few, tmp_path, 20, 2) and few.in_doubt
+    files.arrive()
+    assert insert(few, tmp_path, 20, 2) and insert(few, tmp_path, 30, 3)
+    assert not few.in_doubt
+    assert days(folder) == [1, 2, 3]
+    left = {path.name for path in folder.glob("*.parquet")}
+    assert left == CommitLog(files, 10).files.keys()
+    few.close()
+
+
+class OverwritingFiles(LocalTableFiles):
+    """A place that passes over the condition of a commit."""
+
+    def refuses(self, path: str) -> bool:
+        return False
+
+
+def test_a_place_that_overwrites_commits_is_left_to_spark(tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    log = table_in(folder)
+    few = small_rounds(OverwritingFiles(folder), tmp_path)
+    assert not insert(few, tmp_path, 10, 1)
+    assert not log.follow() and not list(folder.glob("*.parquet"))

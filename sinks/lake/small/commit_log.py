@@ -1,27 +1,26 @@
-"""Reads and writes the log of one Delta table in a folder of this machine.
+"""Reads and writes the log of one Delta table.
 
 Format: Delta's protocol, *Delta Log Entries* and *Checkpoints*. A commit is a file whose name is
-the next version. :func:`write_commit` writes it under another name and links it to its own, which
-fails if another writer has made that version: a commit succeeds only if nobody else has committed
-since this log was last read.
+the next version. Writing it fails if another writer has made that version
+(:meth:`.table_files.TableFiles.commit`): a commit succeeds only if nobody else has committed since
+this log was last read.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from changefeed.core.durable import sync_path
+from sinks.lake.small.table_files import LOG, LogFile, TableFiles
 
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet\Z")
@@ -32,6 +31,9 @@ _SECONDS = re.compile(r"interval (\d+) (second|minute|hour|day|week)s?\Z", re.I)
 _UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
 #: Delta's defaults of the two properties, in seconds.
 _LOG_RETENTION, _FILE_RETENTION = 30 * 86400.0, 7 * 86400.0
+
+#: Milliseconds between two looks for expired versions: the log of 30 days may have millions.
+_CLEAN_EVERY = 3_600_000
 
 Action = dict[str, Any]
 #: What identifies a data file in a version of the table: its path and its deletion vector.
@@ -60,19 +62,18 @@ class CommitLog:
         domains: the ``domainMetadata`` action of each domain.
     """
 
-    def __init__(self, folder: Path, most_files: int) -> None:
+    def __init__(self, place: TableFiles, most_files: int) -> None:
         """Read the log.
 
         Args:
-            folder: of the table.
+            place: the table's files.
             most_files: the log of a table with more data files is too large.
 
         Raises:
             UnknownLog
             OSError: a file cannot be read.
         """
-        self.folder = folder
-        self._log = folder / "_delta_log"
+        self.place = place
         self._most = most_files
         self.protocol: Action = {}
         self.metadata: Action = {}
@@ -80,7 +81,8 @@ class CommitLog:
         self.applications: dict[str, Action] = {}
         self.domains: dict[str, Action] = {}
         self._gone: dict[FileKey, Action] = {}
-        names = os.listdir(self._log)
+        self._next_clean = 0
+        names = [its.name for its in place.logged(self._before_checkpoint())]
         commits = {int(found[1]) for name in names if (found := _COMMIT.match(name))}
         whole = {int(found[1]) for name in names if (found := _CHECKPOINT.match(name))}
         some = {int(found[1]) for name in names if (found := _ANY_CHECKPOINT.match(name))}
@@ -104,11 +106,16 @@ class CommitLog:
             OSError: a file cannot be read.
         """
         before = self.version
-        while (path := self._commit_of(self.version + 1)).exists():
+        while True:
+            path = commit_path(self.version + 1)
             try:
-                actions = [json.loads(line) for line in path.read_bytes().splitlines() if line]
+                content = self.place.read(path)
+            except FileNotFoundError:
+                break
+            try:
+                actions = [json.loads(line) for line in content.splitlines() if line]
             except ValueError as failure:
-                raise UnknownLog(f"{path.name} is damaged") from failure
+                raise UnknownLog(f"{path} is damaged") from failure
             self._take(actions)
             self.version += 1
             if len(self.files) > self._most:
@@ -119,15 +126,33 @@ class CommitLog:
         """Write the next version durably; false: another writer has made it.
 
         Raises:
-            OSError: the disk failed. :meth:`follow` finds out whether the version is there.
+            OSError: the place failed. :meth:`is_lost` finds out whether the version is there.
         """
         try:
-            write_commit(self._commit_of(self.version + 1), actions)
+            self.place.commit(commit_path(self.version + 1), as_lines(actions))
         except FileExistsError:
             return False
         self._take(actions)
         self.version += 1
         return True
+
+    def is_lost(self, millis: int) -> bool:
+        """Whether a commit that failed is not there, and cannot come any more: where a store may
+        still be at it, a commit without an action takes its version.
+
+        Args:
+            millis: the time, since 1970.
+
+        Raises:
+            OSError: it is not known.
+        """
+        if not self.place.certain:
+            fence = commit_info(
+                self.version, millis, "MERGE", {}, {}, {"isolationLevel": "Serializable"}
+            )
+            if self.commit([fence]):
+                return True
+        return not self.follow()
 
     @property
     def properties(self) -> Mapping[str, str]:
@@ -149,11 +174,21 @@ class CommitLog:
         """How many versions follow the last checkpoint."""
         return self.version - self._checkpoint
 
-    def _commit_of(self, version: int) -> Path:
-        return self._log / f"{version:020d}.json"
+    def is_exclusive(self) -> bool:
+        """Whether a second commit of one version is refused here. Some stores that speak S3's
+        protocol pass over the condition.
 
-    def _checkpoint_of(self, version: int) -> Path:
-        return self._log / f"{version:020d}.checkpoint.parquet"
+        Raises:
+            OSError: a file cannot be read.
+        """
+        return self.place.refuses(commit_path(self.version))
+
+    def _before_checkpoint(self) -> str:
+        """A name before that of the last checkpoint, which need not be the newest. The log of
+        30 days may have millions of files."""
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            return f"{int(json.loads(self.place.read(f'{LOG}/{_LAST}'))['version']):020d}."
+        return ""
 
     def _take(self, actions: Iterable[Mapping[str, Any]]) -> None:
         for action in actions:
@@ -179,7 +214,7 @@ class CommitLog:
     # -- checkpoints ------------------------------------------------------------------------
 
     def _read_checkpoint(self) -> None:
-        with pq.ParquetFile(self._checkpoint_of(self._checkpoint)) as file:
+        with self.place.parquet(_checkpoint_path(self._checkpoint)) as file:
             names = file.schema_arrow.names
             if "sidecar" in names or "checkpointMetadata" in names:
                 raise UnknownLog("the checkpoint has sidecars")
@@ -218,12 +253,14 @@ class CommitLog:
         )
         content = pa.BufferOutputStream()
         pq.write_table(table, content, compression="snappy")
-        _put(self._checkpoint_of(self.version), content.getvalue(), os.replace)
+        self.place.replace(_checkpoint_path(self.version), content.getvalue())
         note = {"version": self.version, "size": len(table)}
-        _put(self._log / _LAST, json.dumps(note).encode(), os.replace)
+        self.place.replace(f"{LOG}/{_LAST}", json.dumps(note).encode())
         self._checkpoint = self.version
         self._gone.clear()
-        self._clean(millis / 1000)
+        if millis >= self._next_clean:
+            self._next_clean = millis + _CLEAN_EVERY
+            self._clean(millis / 1000)
 
     def _clean(self, now: float) -> None:
         """Remove the files of expired versions, up to an expired checkpoint: readers need that and
@@ -231,26 +268,25 @@ class CommitLog:
         keeps = _seconds_of(self.setting("delta.logRetentionDuration"), _LOG_RETENTION)
         if keeps is None or self.setting("delta.enableExpiredLogCleanup") == "false":
             return
-        versions = {
-            entry.path: (int(found[1]), entry.stat().st_mtime)
-            for entry in os.scandir(self._log)
-            if (found := _OF_VERSION.match(entry.name))
-        }
-        old = [
-            version
-            for path, (version, written) in versions.items()
-            if path.endswith(".checkpoint.parquet") and written < now - keeps
-        ]
-        for path, (version, _) in versions.items():
-            if version < max(old, default=0):
-                Path(path).unlink(missing_ok=True)
+        expired: list[LogFile] = []
+        oldest = 0
+        for its in self.place.logged():
+            if (found := _OF_VERSION.match(its.name)) is None:
+                continue
+            if its.written < now - keeps:
+                expired.append(its)
+                oldest = int(found[1]) if its.name.endswith(".checkpoint.parquet") else oldest
+            elif not its.name.startswith("."):  # Hadoop's checksums come before everything else
+                break  # those that follow are younger
+        first = f"{oldest:020d}"
+        self.place.remove(f"{LOG}/{its.name}" for its in expired if its.name.lstrip(".") < first)
 
     def _old_removes(self, oldest: int) -> list[pa.Array]:
         """The ``remove`` actions of the last checkpoint that stay: younger than ``oldest``, and of
         files that did not come back."""
         if self._checkpoint < 0:
             return []
-        with pq.ParquetFile(self._checkpoint_of(self._checkpoint)) as file:
+        with self.place.parquet(_checkpoint_path(self._checkpoint)) as file:
             if "remove" not in file.schema_arrow.names:
                 return []
             column = file.read(columns=["remove"])["remove"].combine_chunks().drop_null()
@@ -302,34 +338,18 @@ def commit_info(
     }
 
 
-def write_commit(path: Path, actions: Iterable[Action]) -> None:
-    """Write the file of a commit durably: all of it, or none.
-
-    Raises:
-        FileExistsError: another writer has made it.
-        OSError: the disk failed. The file may be there.
-    """
-    lines = (json.dumps(each, separators=(",", ":")) + "\n" for each in actions)
-    _put(path, "".join(lines).encode(), os.link)
-    sync_path(path.parent)
+def as_lines(actions: Iterable[Action]) -> bytes:
+    """The content of a commit's file."""
+    return "".join(json.dumps(its, separators=(",", ":")) + "\n" for its in actions).encode()
 
 
-def write_durably(path: Path, content: bytes | pa.Buffer) -> None:
-    """Write a new file whose content survives a crash of the machine."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def commit_path(version: int) -> str:
+    """The file of a commit."""
+    return f"{LOG}/{version:020d}.json"
 
 
-def _put(path: Path, content: bytes | pa.Buffer, name: Callable[[Path, Path], None]) -> None:
-    """Write a file under another name, and ``name`` it when it is whole."""
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        write_durably(fresh, content)
-        name(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
+def _checkpoint_path(version: int) -> str:
+    return f"{LOG}/{version:020d}.checkpoint.parquet"
 
 
 def physical_name(field: Mapping[str, Any]) -> str:

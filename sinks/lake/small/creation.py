@@ -16,9 +16,11 @@ from sinks.lake.small.commit_log import (
     COLUMN_ID,
     PHYSICAL_NAME,
     Action,
+    as_lines,
     commit_info,
-    write_commit,
+    commit_path,
 )
+from sinks.lake.small.table_files import LOG, LocalTableFiles
 from sinks.lake.small.values import DELTA_NAMES, UnsupportedCase, arrow_type
 
 _FEATURES = ["deletionVectors", "columnMapping"]
@@ -44,13 +46,12 @@ def create_table(
         return False
     if len({name.lower() for name in columns}) < len(columns):
         return False
-    commits = folder / "_delta_log"
     try:
         if folder.exists() and any(folder.iterdir()):
             return False
-        commits.mkdir(parents=True)
+        (folder / LOG).mkdir(parents=True)
         actions = _actions(dict(zip(columns, kinds, strict=True)), properties, millis)
-        write_commit(commits / f"{0:020d}.json", actions)
+        LocalTableFiles(folder).commit(commit_path(0), as_lines(actions))
         for path in (folder, folder.parent):
             sync_path(path)
     except OSError:  # the error of Spark's CREATE TABLE explains it

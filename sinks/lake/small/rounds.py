@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from changefeed.core.clock import Clock
-from changefeed.core.durable import sync_path
 from changefeed.core.schema import TableSchema
 from changefeed.spark.internals.delta import TIGHT_BOUNDS, WIDE_BOUNDS
 from sinks.lake.small.commit_log import (
@@ -31,7 +30,6 @@ from sinks.lake.small.commit_log import (
     commit_info,
     file_key,
     physical_name,
-    write_durably,
 )
 from sinks.lake.small.key_index import (
     Flags,
@@ -42,6 +40,7 @@ from sinks.lake.small.key_index import (
     Numbers,
     whole_numbers,
 )
+from sinks.lake.small.table_files import TableFiles
 from sinks.lake.small.values import (
     DELTA_NAMES,
     UnsupportedCase,
@@ -236,7 +235,7 @@ class _IndexedTable:
             ValueError: the table has a key twice, or none in a row, or more than ``most`` rows.
             UnsupportedCase, OSError: a file cannot be read. The index then has what it had.
         """
-        files, folder = self.log.files, self.log.folder
+        files, place = self.log.files, self.log.place
         if sum(map(_rows_of, files.values())) > most:
             raise ValueError("the table has many rows")
         self._forget_lost()
@@ -246,7 +245,7 @@ class _IndexedTable:
             file, vector = self.files[self.numbers[path]], action.get("deletionVector")
             if file.key != file_key(action):
                 none = np.zeros(len(file.gone), np.bool_)
-                file.gone = read_vector(vector, folder, len(none)) if vector else none
+                file.gone = read_vector(vector, place, len(none)) if vector else none
                 file.key = file_key(action)
         self._index(new)
         self.version = self.log.version
@@ -268,8 +267,7 @@ class _IndexedTable:
         if "://" in path or path.startswith("/"):
             raise ValueError("a data file is elsewhere")
         wanted = self.form.indexed
-        file = self.log.folder / unquote(path)
-        with pq.ParquetFile(file, coerce_int96_timestamp_unit="us") as opened:
+        with self.log.place.parquet(unquote(path)) as opened:
             if not {name for name, _ in wanted} <= set(opened.schema_arrow.names):
                 raise ValueError("a data file has other columns")
             table = opened.read(columns=[name for name, _ in wanted])
@@ -303,29 +301,32 @@ class SmallRounds:
     """The rounds of one table, in one process.
 
     Args:
-        folder: of the table.
+        place: the table's files.
         scratch: where the index may have files.
-        owner: of the table. Another folder than that of the table which Spark writes to has no mark
-            of it.
+        owner: of the table. Another place than that which Spark writes to has no mark of it.
         sequence: the table's column with the version of a row.
+
+    Attributes:
+        in_doubt: the last commit failed, and may be there.
     """
 
     def __init__(
         self,
-        folder: Path,
+        place: TableFiles,
         scratch: Path,
         owner: Owner,
         sequence: str,
         limits: SmallLimits,
         clock: Clock,
     ) -> None:
-        self._folder = folder
+        self._place = place
         self._owner = owner
         self._scratch = scratch
         self._sequence = sequence
         self._limits = limits
         self._clock = clock
         self._known: _IndexedTable | None = None
+        self.in_doubt = False
         #: The fingerprint of the schema whose rounds Spark does, whatever they have.
         self._refused = ""
         self._failures = 0
@@ -336,6 +337,7 @@ class SmallRounds:
 
         Each key comes once in the round, with all of its values.
         """
+        self.in_doubt = False
         shape = schema.fingerprint()
         if self._refused == shape:
             return False
@@ -352,16 +354,17 @@ class SmallRounds:
                     self._care_for(known)
                     return True
         except UnsupportedCase as reason:
-            log.debug("a round of %s goes to Spark: %s", self._folder.name, reason)
+            log.debug("a round of %s goes to Spark: %s", self._place.name, reason)
         except UNREADABLE as reason:
-            log.info("rounds of %s go to Spark: %s", self._folder.name, reason)
+            log.info("rounds of %s go to Spark: %s", self._place.name, reason)
             self._refused = shape
             self.close()
         except OSError as failure:
             # Another user's files, or a full disk: Spark raises an error that explains it, or can
             # do the round.
-            log.info("a round of %s goes to Spark: %s", self._folder.name, failure.strerror)
+            log.info("a round of %s goes to Spark: %s", self._place.name, failure.strerror)
             self._failures += 1
+            self.in_doubt = True
             lasting = isinstance(failure, PermissionError | FileNotFoundError)
             if lasting or self._failures >= _MOST_FAILURES:
                 self._refused = shape
@@ -389,7 +392,9 @@ class SmallRounds:
         """
         known = self._known
         if known is None:
-            table = CommitLog(self._folder, self._limits.files)
+            table = CommitLog(self._place, self._limits.files)
+            if not table.is_exclusive():
+                raise ValueError("its store lets two writers write one file")
         else:
             table = known.log
             table.follow()
@@ -416,7 +421,7 @@ class SmallRounds:
                     self.close()  # keys of deleted rows: the next round makes another index
         except (UnsupportedCase, OSError, *UNREADABLE) as failure:
             # Readers need neither, and Spark's next commit may write a checkpoint.
-            log.warning("no upkeep of %s: %s", self._folder.name, type(failure).__name__)
+            log.warning("no upkeep of %s: %s", self._place.name, type(failure).__name__)
             self.close()
 
 
@@ -500,7 +505,8 @@ def _join_files(known: _IndexedTable, millis: int, many: int) -> None:
     for number in small:
         action, file = known.action(number), known.files[number]
         draft.remove(action)
-        rows = pq.read_table(table.folder / action["path"], schema=columns)
+        content = pa.BufferReader(table.place.read(action["path"]))
+        rows = pq.read_table(content, schema=columns)
         parts.append(rows.filter(pa.array(~file.gone)))
     whole = pa.concat_tables(parts).combine_chunks()
     added = draft.add(whole)
@@ -522,18 +528,17 @@ class _Draft:
         self._log = log
         self._millis = millis
         self._change = change
-        self._made: list[Path] = []
+        self._made: dict[str, pa.Buffer] = {}
 
     def add(self, rows: pa.Table) -> Action:
-        """Write a data file, durably but for its name; returns its ``add`` action."""
-        path = self._log.folder / f"{_OURS}{uuid.uuid4()}.parquet"
-        pq.write_table(rows, path, compression="snappy")
-        sync_path(path)
-        self._made.append(path)
+        """Make a data file; returns its ``add`` action."""
+        path, content = f"{_OURS}{uuid.uuid4()}.parquet", pa.BufferOutputStream()
+        pq.write_table(rows, content, compression="snappy")
+        self._made[path] = content.getvalue()
         action = {
-            "path": path.name,
+            "path": path,
             "partitionValues": {},
-            "size": os.path.getsize(path),
+            "size": self._made[path].size,
             "modificationTime": self._millis,
             "dataChange": self._change,
             "stats": _text(statistics(rows)),
@@ -552,7 +557,7 @@ class _Draft:
         self.actions.append({"remove": removed})
 
     def mark(self, files: Iterable[tuple[Action, Gone]]) -> None:
-        """Write the vectors of files whose rows are gone; a file without a row left is removed."""
+        """Make the vectors of files whose rows are gone; a file without a row left is removed."""
         vectors = VectorFile()
         for action, gone in files:
             self.remove(action)
@@ -564,22 +569,23 @@ class _Draft:
                 }
                 self.actions.append({"add": action | new})
         if not vectors.empty:
-            path = self._log.folder / vectors.name
-            write_durably(path, vectors.content)
-            self._made.append(path)
+            self._made[vectors.name] = pa.py_buffer(vectors.content)
 
     def commit(self, info: Action) -> bool:
-        """Commit it; false: another writer was faster, and nothing is left.
+        """Write its files and commit it; false: another writer was faster, and nothing is left.
 
         Raises:
-            OSError: the disk failed. The commit may be there.
+            OSError: the place failed. The commit may be there.
         """
-        if self._made:
-            sync_path(self._log.folder)
+        try:
+            self._log.place.add(self._made)
+        except OSError:
+            self._remove_made()
+            raise
         try:
             committed = self._log.commit([info, *self.actions])
         except OSError:
-            if not self._log.follow():
+            if self._log.is_lost(self._millis):
                 self._remove_made()
             raise
         if not committed:
@@ -587,8 +593,8 @@ class _Draft:
         return committed
 
     def _remove_made(self) -> None:
-        for path in self._made:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):  # a VACUUM finds them
+            self._log.place.remove(self._made)
 
 
 def _wide(action: Action, rows: int) -> str:

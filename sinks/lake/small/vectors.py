@@ -10,11 +10,12 @@ import struct
 import uuid
 import zlib
 from collections.abc import Generator, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from sinks.lake.small.table_files import TableFiles
 
 #: Whether each row of a file is gone, by its number.
 Gone = npt.NDArray[np.bool_]
@@ -34,24 +35,23 @@ _DIGITS = {character: number for number, character in enumerate(_CHARACTERS)}
 _UUID = 20
 
 
-def read_vector(descriptor: Mapping[str, Any], folder: Path, rows: int) -> Gone:
+def read_vector(descriptor: Mapping[str, Any], place: TableFiles, rows: int) -> Gone:
     """Read the vector of a file with ``rows`` rows by its descriptor in the table's log.
 
     Raises:
         ValueError: its format is not known here, or its checksum differs.
         OSError: its file cannot be read.
     """
-    kind, place = descriptor["storageType"], descriptor["pathOrInlineDv"]
+    kind, text = descriptor["storageType"], descriptor["pathOrInlineDv"]
     if kind == "i":
-        data = _from_z85(place)[: descriptor["sizeInBytes"]]
+        data = _from_z85(text)[: descriptor["sizeInBytes"]]
     elif kind == "u":
-        name = f"deletion_vector_{uuid.UUID(bytes=_from_z85(place[-_UUID:]))}.bin"
-        with (folder / place[:-_UUID] / name).open("rb") as file:
-            file.seek(descriptor.get("offset") or 0)
-            (size,) = struct.unpack(">i", file.read(4))
-            data = file.read(size)
-            (checksum,) = struct.unpack(">I", file.read(4))
-        if size != descriptor["sizeInBytes"] or zlib.crc32(data) != checksum:
+        name = f"deletion_vector_{uuid.UUID(bytes=_from_z85(text[-_UUID:]))}.bin"
+        folder = f"{prefix}/" if (prefix := text[:-_UUID]) else ""
+        size = descriptor["sizeInBytes"]
+        part = place.read(f"{folder}{name}", descriptor.get("offset") or 0, size + 8)
+        data = part[4:-4]
+        if part != _framed(data) or len(data) != size:
             raise ValueError("a deletion vector is damaged")
     else:
         raise ValueError(f"deletion vectors of type {kind} are not read here")
@@ -89,7 +89,7 @@ class VectorFile:
     def add(self, gone: Gone) -> dict[str, Any]:
         """Add a vector; returns its descriptor for the table's log."""
         data = _serialized(gone)
-        part = struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+        part = _framed(data)
         descriptor = {
             "storageType": "u",
             "pathOrInlineDv": _z85(self._id.bytes),
@@ -100,6 +100,11 @@ class VectorFile:
         self._parts.append(part)
         self._size += len(part)
         return descriptor
+
+
+def _framed(data: bytes) -> bytes:
+    """A vector in its file: size, bytes, checksum."""
+    return struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
 
 
 # ------------------------------------------------------------------------------- bitmaps
