@@ -30,11 +30,13 @@ def key(kinds: list[pa.DataType], chance: random.Random) -> tuple[int | str, ...
     [[pa.int64()], [pa.string()], [pa.string(), pa.int32()], [pa.int16(), pa.string(), pa.int64()]],
     ids=str,
 )
-@pytest.mark.parametrize("in_memory", [IN_MEMORY, 30])
+@pytest.mark.parametrize(("in_memory", "part"), [(IN_MEMORY, 1000), (30, 1000), (5, 60)])
 def test_it_finds_the_newest_place_of_each_key(
-    kinds: list[pa.DataType], in_memory: int, tmp_path: Path
+    kinds: list[pa.DataType], in_memory: int, part: int, tmp_path: Path
 ) -> None:
-    chance, hashing, index = random.Random(1), KeyHash(), KeyIndex(tmp_path, in_memory)
+    """Also in several parts."""
+    chance, hashing = random.Random(1), KeyHash()
+    index = KeyIndex(tmp_path, 500, in_memory, part)
     model: dict[tuple[int | str, ...], tuple[int, int, int]] = {}
     for number in range(60):
         keys = [key(kinds, chance) for _ in range(chance.randint(1, 25))]
@@ -51,7 +53,7 @@ def test_it_finds_the_newest_place_of_each_key(
         assert distinct == (len(set(keys)) == count)
         model |= {k: (number, row, int(versions[row])) for row, k in enumerate(keys)}
     assert index.entries < 3 * len(model) + 100
-    assert bool(list(tmp_path.glob("*.keys"))) == (in_memory == 30)
+    assert bool(list(tmp_path.glob("*.keys"))) == (in_memory < 100)
     index.close()
     assert not list(tmp_path.glob("*.keys"))
 

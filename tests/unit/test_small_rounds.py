@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,7 @@ from sinks.lake.small.vectors import VectorFile, read_vector
 from sinks.lake.staging import stage
 from sinks.lake.table import mark_of
 from sinks.ownership import Owner
+from tests.helpers.waiting import until
 
 OWNER = Owner("state", 1, "s.public.t", "feed")
 SCHEMA = TableSchema(
@@ -41,9 +44,10 @@ def table_in(folder: Path) -> CommitLog:
     return CommitLog(LocalTableFiles(folder), 10)
 
 
-def small_rounds(files: TableFiles, folder: Path) -> SmallRounds:
-    limits, clock = SmallLimits(), ManualClock()
-    return SmallRounds(files, folder / "keys", OWNER, "_sequence_num", limits, clock)
+def small_rounds(files: TableFiles, folder: Path, limits: SmallLimits | None = None) -> SmallRounds:
+    return SmallRounds(
+        files, folder / "keys", OWNER, "_sequence_num", limits or SmallLimits(), ManualClock()
+    )
 
 
 def insert(few: SmallRounds, folder: Path, number: int, day: int) -> bool:
@@ -179,3 +183,42 @@ def test_a_place_that_overwrites_commits_is_left_to_spark(tmp_path: Path) -> Non
     few = small_rounds(OverwritingFiles(folder), tmp_path)
     assert not insert(few, tmp_path, 10, 1)
     assert not log.follow() and not list(folder.glob("*.parquet"))
+
+
+class WaitingFiles(LocalTableFiles):
+    """Data files can be read from a moment on."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.ready = threading.Event()
+
+    @contextmanager
+    def parquet(self, path: str) -> Iterator[pq.ParquetFile]:
+        assert self.ready.wait(60)
+        with super().parquet(path) as opened:
+            yield opened
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_index_of_a_large_table_is_made_beside_the_rounds_of_spark(
+    tmp_path: Path, ends: bool
+) -> None:
+    """Which are in it as soon as it is used; a table that is forgotten meanwhile leaves nothing."""
+    folder = tmp_path / "t"
+    table_in(folder)
+    first = small_rounds(LocalTableFiles(folder), tmp_path)
+    assert all(insert(first, tmp_path, number, number) for number in (1, 2, 3))
+    files = WaitingFiles(folder)
+    few = small_rounds(files, tmp_path, SmallLimits(at_once=2))
+    assert not insert(few, tmp_path, 4, 4) and not few.in_doubt
+    assert insert(first, tmp_path, 4, 4)
+    assert not insert(few, tmp_path, 5, 3)
+    if ends:
+        few.close()
+    files.ready.set()
+    until(lambda: insert(few, tmp_path, 5, 3))
+    assert insert(few, tmp_path, 6, 4) and insert(few, tmp_path, 7, 7)
+    assert days(folder) == [1, 2, 3, 4, 7]
+    few.close()
+    first.close()
+    until(lambda: not list((tmp_path / "keys").glob("*")))

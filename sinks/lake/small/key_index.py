@@ -2,8 +2,9 @@
 
 The index knows a key by 128 bits: a key of one whole number by its value, another by two
 independent hashes with random factors, both of which two keys share with a chance below 1 in
-10**28. The index has sorted levels: a round adds a small one, and levels of like sizes become one,
-so a look-up searches few. No Python runs per row.
+10**28. Parts of the index have the keys whose bits begin alike. Each part has sorted levels: a
+round adds a small one, and levels of like sizes become one, so a look-up searches few, and the
+largest step takes a part of the keys into memory. No Python runs per row.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ _ALIKE = 4
 IN_MEMORY = 1 << 18
 #: The longest text of a key, in bytes of UTF-8.
 LONGEST = 4096
+#: A part of an index is made for so many keys.
+_PART = 1 << 22
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -93,22 +96,39 @@ class KeyHash:
 
     @staticmethod
     def _of_texts(column: pa.Array, weights: Bits, place: int) -> Bits:
-        binary = column.cast(pa.large_binary())
-        _, offsets, data = binary.buffers()
-        count = len(binary)
-        ends = np.frombuffer(offsets, np.int64)[binary.offset : binary.offset + count + 1]
-        values = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
-        sizes = np.diff(ends)
-        if count and int(sizes.max()) > LONGEST:
+        """The sum of the factors of a text's length and of each two of its bytes."""
+        sizes, words = _words_of(column)
+        count, lengths = len(sizes), (sizes + 1) // 2
+        longest = int(lengths.max(initial=0))
+        if longest * 2 > LONGEST:
             raise ValueError("a key is too long for the index")
-        starts = ends[:-1] - ends[0]
-        places = np.arange(len(values), dtype=np.int64) - np.repeat(starts, sizes)
-        weighted = (values.astype(np.uint64) + np.uint64(1)) * weights[place + 1 + places]
         hashed: Bits = (sizes.astype(np.uint64) + np.uint64(1)) * weights[place]
+        if len(words) == count * longest:  # all have one length
+            factors = weights[place + 1 : place + 1 + longest]
+            hashed += words.reshape(count, longest).astype(np.uint64) @ factors + factors.sum()
+            return hashed
+        starts = np.cumsum(lengths) - lengths
+        places = np.arange(len(words), dtype=np.int64) - np.repeat(starts, lengths)
+        weighted = (words.astype(np.uint64) + np.uint64(1)) * weights[place + 1 + places]
         some = sizes > 0
-        if some.any():
-            hashed[some] += np.add.reduceat(weighted, starts[some])
+        hashed[some] += np.add.reduceat(weighted, starts[some])
         return hashed
+
+
+def _words_of(column: pa.Array) -> tuple[Numbers, npt.NDArray[np.uint16]]:
+    """How many bytes each text has, and the bytes of all in pairs; an odd text ends with a zero."""
+    binary = column.cast(pa.large_binary())
+    _, offsets, data = binary.buffers()
+    ends = np.frombuffer(offsets, np.int64)[binary.offset : binary.offset + len(binary) + 1]
+    values = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
+    sizes = np.diff(ends)
+    odd = sizes % 2
+    if odd.any():
+        shift = np.cumsum(odd) - odd
+        padded = np.zeros(len(values) + int(odd.sum()), np.uint8)
+        padded[np.arange(len(values)) + np.repeat(shift, sizes)] = values
+        values = padded
+    return sizes, np.ascontiguousarray(values).view("<u2")
 
 
 class _Entries(NamedTuple):
@@ -154,24 +174,70 @@ class KeyIndex:
 
     Args:
         folder: of large levels. Nobody reads what an earlier process left there.
+        rows: how many keys it will have, about.
         in_memory: a level with more entries is on disk.
+        part: keys of a part, about.
     """
 
-    def __init__(self, folder: Path, in_memory: int = IN_MEMORY) -> None:
+    def __init__(
+        self, folder: Path, rows: int = 0, in_memory: int = IN_MEMORY, part: int = _PART
+    ) -> None:
+        self._bits = max(0, rows - 1).bit_length() - max(1, part).bit_length() + 1
+        self._parts = [_PartOfKeys(folder, in_memory) for _ in range(1 << max(0, self._bits))]
+
+    @property
+    def entries(self) -> int:
+        """How many entries it has, with those that newer ones replace."""
+        return sum(part.entries for part in self._parts)
+
+    def find(self, keys: KeyBits) -> KeyHits:
+        """The newest entry of each key."""
+        count = len(keys.a)
+        hits = KeyHits(np.zeros(count, np.bool_), *(np.zeros(count, np.int64) for _ in range(3)))
+        for part, here in self._by_part(keys):
+            part.find(keys, here, hits)
+        return hits
+
+    def add(self, keys: KeyBits, files: Numbers, rows: Numbers, has: Numbers) -> bool:
+        """Set the rows of keys; of a key that comes twice the last counts. Returns whether none
+        does."""
+        places = files.astype(np.uint32), rows.astype(np.uint32)
+        new = _Entries(*keys, *places, has.astype(np.int64))
+        return all([part.add(new.take(here)) for part, here in self._by_part(keys)])
+
+    def close(self) -> None:
+        """Remove what is on disk."""
+        for part in self._parts:
+            part.close()
+
+    def _by_part(self, keys: KeyBits) -> Iterator[tuple[_PartOfKeys, npt.NDArray[Any]]]:
+        """Each part, and which of the keys are in it, sorted: a search is then much faster. Of
+        equal keys the newest stays the last."""
+        order = np.argsort(keys.a, kind="stable")
+        if self._bits <= 0:
+            yield self._parts[0], order
+            return
+        part_of = keys.a[order] >> np.uint64(64 - self._bits)
+        ends = np.searchsorted(part_of, np.arange(1, len(self._parts), dtype=np.uint64))
+        for part, here in zip(self._parts, np.split(order, ends), strict=True):
+            if len(here):
+                yield part, here
+
+
+class _PartOfKeys:
+    """The keys whose bits begin alike, in sorted levels; see :class:`KeyIndex`."""
+
+    def __init__(self, folder: Path, in_memory: int) -> None:
         self._folder = folder
         self._in_memory = in_memory
         self._levels: list[_Level] = []
 
     @property
     def entries(self) -> int:
-        """How many entries it has, with those that newer ones replace."""
         return sum(map(len, self._levels))
 
-    def find(self, keys: KeyBits) -> KeyHits:
-        """The newest entry of each key."""
-        count = len(keys.a)
-        hits = KeyHits(np.zeros(count, np.bool_), *(np.zeros(count, np.int64) for _ in range(3)))
-        left = np.arange(count)
+    def find(self, keys: KeyBits, left: npt.NDArray[Any], hits: KeyHits) -> None:
+        """Put the newest entry of the keys ``left`` into ``hits``."""
         for level in reversed(self._levels):
             if not len(left):
                 break
@@ -182,13 +248,10 @@ class KeyIndex:
             hits.files[asked], hits.rows[asked] = found.files, found.rows
             hits.has[asked] = found.has
             left = left[~here]
-        return hits
 
-    def add(self, keys: KeyBits, files: Numbers, rows: Numbers, has: Numbers) -> bool:
-        """Set the rows of keys; of a key that comes twice the last counts. Returns whether none
-        does."""
-        places = files.astype(np.uint32), rows.astype(np.uint32)
-        new, distinct = _sorted(_Entries(*keys, *places, has.astype(np.int64)))
+    def add(self, entries: _Entries) -> bool:
+        """Set entries, the newest last; returns whether each key has one."""
+        new, distinct = _sorted(entries)
         older: list[_Level] = []
         while self._levels and len(self._levels[-1]) <= _ALIKE * len(new.a):
             older.append(self._levels.pop())
@@ -199,7 +262,6 @@ class KeyIndex:
         return distinct
 
     def close(self) -> None:
-        """Remove what is on disk."""
         for level in self._levels:
             level.remove()
         self._levels.clear()

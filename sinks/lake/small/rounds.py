@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import numpy as np
@@ -86,6 +88,8 @@ _PARQUET_ID = "PARQUET:field_id"
 _COLUMN_PROPERTIES = {PHYSICAL_NAME, COLUMN_ID, "comment", "delta.typeChanges"}
 #: The version of a row to which another writer gave none: older than every other.
 _NO_VERSION = -(2**63)
+#: Rows that the index takes at once.
+_ROWS_AT_ONCE = 1_000_000
 #: Delta's default, in commits.
 _CHECKPOINT_INTERVAL = 10
 
@@ -99,13 +103,15 @@ class SmallLimits:
         files, indexed: data files of a table, and rows in them; log and index of a larger table
             need too much memory.
         small_files: the node joins so many small files of a table.
+        at_once: the index of a table with more rows is made while Spark does its rounds.
         spare_entries: an index has at most so many entries beyond twice the rows of its table.
     """
 
     rows: int = 50_000
     files: int = 2_000
-    indexed: int = 4_000_000
+    indexed: int = 50_000_000
     small_files: int = 64
+    at_once: int = 4_000_000
     spare_entries: int = 100_000
 
 
@@ -228,27 +234,40 @@ class _IndexedTable:
         number = self._add(action["path"], len(versions))
         self.index.add(keys, np.full(len(versions), number), np.arange(len(versions)), versions)
 
-    def take_others(self, most: int) -> None:
+    def take_others(self, most: int, ended: Callable[[], bool] = lambda: False) -> None:
         """Follow the commits of others: the vectors of files, and the keys of new ones.
+
+        Args:
+            most: rows of the table.
+            ended: the index is not wanted any more.
 
         Raises:
             ValueError: the table has a key twice, or none in a row, or more than ``most`` rows.
-            UnsupportedCase, OSError: a file cannot be read. The index then has what it had.
+            UnsupportedCase, OSError: a file cannot be read. The index then has what it had, and
+                what it has read of others.
         """
-        files, place = self.log.files, self.log.place
+        files = self.log.files
         if sum(map(_rows_of, files.values())) > most:
             raise ValueError("the table has many rows")
         self._forget_lost()
-        read = {path: self._keys_in(path) for path in files if path not in self.numbers}
-        new = [(self._add(path, len(keys)), keys) for path, keys in read.items()]
-        for path, action in files.items():
-            file, vector = self.files[self.numbers[path]], action.get("deletionVector")
-            if file.key != file_key(action):
-                none = np.zeros(len(file.gone), np.bool_)
-                file.gone = read_vector(vector, place, len(none)) if vector else none
-                file.key = file_key(action)
-        self._index(new)
+        self._take_vectors(list(self.numbers))
+        for paths in _batches({path: files[path] for path in files if path not in self.numbers}):
+            if ended():
+                return
+            read = {path: self._keys_in(path) for path in paths}
+            new = [(self._add(path, len(keys)), keys) for path, keys in read.items()]
+            self._take_vectors(paths)
+            self._index(new)
         self.version = self.log.version
+
+    def _take_vectors(self, paths: Iterable[str]) -> None:
+        """Read the vectors of files that have another one than was known."""
+        for path in paths:
+            action, file = self.log.files[path], self.files[self.numbers[path]]
+            if file.key != file_key(action):
+                vector, none = action.get("deletionVector"), np.zeros(len(file.gone), np.bool_)
+                file.gone = read_vector(vector, self.log.place, len(none)) if vector else none
+                file.key = file_key(action)
 
     def _add(self, path: str, rows: int) -> int:
         """Number a new file."""
@@ -297,6 +316,48 @@ class _IndexedTable:
             raise ValueError("the table has a key twice")
 
 
+class _IndexMaker:
+    """Makes the index of a large table in a thread of its own, one after the other."""
+
+    _turn: ClassVar[threading.Lock] = threading.Lock()  # each takes half a gigabyte of memory
+
+    def __init__(self, table: _IndexedTable, most: int) -> None:
+        self._table = table
+        self._most = most
+        self._ended = threading.Event()
+        self._made: Future[_IndexedTable] = Future()
+        threading.Thread(target=self._make, name="index of a lake table", daemon=True).start()
+
+    @property
+    def done(self) -> bool:
+        return self._made.done()
+
+    def result(self) -> _IndexedTable:
+        """The table with its index, as of when its log was read; only when it is done.
+
+        Raises:
+            UnsupportedCase, ValueError, OSError: see :meth:`_IndexedTable.take_others`.
+        """
+        return self._made.result()
+
+    def end(self) -> None:
+        """Stop soon, and leave nothing."""
+        self._ended.set()
+        if self._made.done():
+            self._table.index.close()
+
+    def _make(self) -> None:
+        try:
+            with self._turn:
+                self._table.take_others(self._most, self._ended.is_set)
+            self._made.set_result(self._table)
+        except BaseException as failure:
+            self._made.set_exception(failure)
+            self._ended.set()
+        if self._ended.is_set():
+            self._table.index.close()
+
+
 class SmallRounds:
     """The rounds of one table, in one process.
 
@@ -326,6 +387,7 @@ class SmallRounds:
         self._limits = limits
         self._clock = clock
         self._known: _IndexedTable | None = None
+        self._maker: _IndexMaker | None = None
         self.in_doubt = False
         #: The fingerprint of the schema whose rounds Spark does, whatever they have.
         self._refused = ""
@@ -376,6 +438,9 @@ class SmallRounds:
 
     def close(self) -> None:
         """Forget the table."""
+        if self._maker is not None:
+            self._maker.end()
+            self._maker = None
         if self._known is not None:
             self._known.index.close()
             self._known = None
@@ -390,6 +455,11 @@ class SmallRounds:
             UnsupportedCase, UnknownLog, ValueError: Spark must do its rounds.
             OSError: a file cannot be read.
         """
+        if (maker := self._maker) is not None:
+            if not maker.done:
+                raise UnsupportedCase("the index of its keys is being made")
+            self._maker = None
+            self._known = maker.result()
         known = self._known
         if known is None:
             table = CommitLog(self._place, self._limits.files)
@@ -403,7 +473,12 @@ class SmallRounds:
         form = _form_of(table, schema, self._sequence)
         if known is None or known.form.indexed != form.indexed:
             self.close()
-            known = self._known = _IndexedTable(table, form, KeyIndex(self._scratch))
+            rows = sum(map(_rows_of, table.files.values()))
+            known = _IndexedTable(table, form, KeyIndex(self._scratch, rows))
+            if rows > self._limits.at_once:
+                self._maker = _IndexMaker(known, self._limits.indexed)
+                raise UnsupportedCase("the index of its keys is made first")
+            self._known = known
         known.form = form
         if known.version < table.version:
             known.take_others(self._limits.indexed)
@@ -616,6 +691,20 @@ def _rows_of(action: Action) -> int:
     """How many rows the statistics of a data file say it has."""
     found = json.loads(action.get("stats") or "{}").get("numRecords")
     return found if isinstance(found, int) else 0
+
+
+def _batches(files: Mapping[str, Action]) -> Iterator[list[str]]:
+    """The paths of files in groups of few rows: keys are large while they become bits."""
+    batch: list[str] = []
+    rows = 0
+    for path, action in files.items():
+        if batch and rows + _rows_of(action) > _ROWS_AT_ONCE:
+            yield batch
+            batch, rows = [], 0
+        batch.append(path)
+        rows += _rows_of(action)
+    if batch:
+        yield batch
 
 
 def _arrays(table: pa.Table) -> list[pa.Array]:
