@@ -40,7 +40,8 @@ class SparkState:
         ready: whether a session exists.
         cores: tasks that run at the same time.
         least_job_rows: work of fewer rows never becomes a job.
-        hindrance: why its executors cannot run changefeed's functions; empty if they can.
+        hindrance: why its executors cannot run changefeed's functions; empty if they can, or if
+            that is not known.
     """
 
     ready: bool

@@ -41,6 +41,7 @@ from changefeed.feeds.staged_lanes import StagedLanes, write_lanes
 from changefeed.options import DELIVERY, ENGINE, Guarantee
 from changefeed.plan.bulk_work import backlog_hindrance
 from changefeed.scan.admission import ScanStopped, WriteBarrier
+from changefeed.spark.executor_check import NOT_KNOWN
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.tasks import TaskResult, run_files, run_tasks
 from sinks.base import Epoch
@@ -54,6 +55,9 @@ LEAST_LANE_ROWS = 500
 #: Most bytes of the log in one job with staged lanes: an executor holds a lane's file in memory.
 STAGED_BYTES = 256 << 20
 _LOOK_SECONDS = 0.2
+#: How long a backlog with ``auto`` waits for the answer of an executor, which a cold cluster gives
+#: later.
+_ANSWER_SECONDS = 5.0
 
 _numbers = itertools.count(1)
 
@@ -195,14 +199,15 @@ class Backlog:
         if asked is EngineOption.DRIVER:
             return BacklogResult()
         if why := _hindrance(feed):
-            if feed.options[ENGINE] is EngineOption.SPARK:
-                self._tell(feed, f"the node delivers backlogs although engine = 'spark': {why}")
-            return BacklogResult()
+            return self._hindered(feed, why)
         state = self._spark.state()
         lanes = count_lanes(JOB_ROWS, state.cores)
         # The largest possible job: if even that stays in the node, the log's index need not be
         # read.
-        if not choose_engine(asked, Work(JOB_ROWS, lanes), state).spark:
+        most_work = choose_engine(asked, Work(JOB_ROWS, lanes), state)
+        if most_work.hindered:
+            return self._hindered(feed, most_work.reason)
+        if not most_work.spark:
             return BacklogResult()
         if min(bounds.values()) < self._refused_upto:
             return BacklogResult(node_upto=self._refused_upto)
@@ -219,6 +224,15 @@ class Backlog:
         if not choice.spark or interrupted():
             # After the control event there may be a range that is large enough for a job.
             return BacklogResult(node_upto=found.control_at)
+        wait_until = self._clock.monotonic() + _ANSWER_SECONDS
+
+        def stopping() -> bool:
+            late = asked is EngineOption.AUTO and self._clock.monotonic() >= wait_until
+            return interrupted() or late
+
+        # Until there is an answer, the node delivers rounds.
+        if why := self._spark.hindrance(stopping, self._folder):
+            return BacklogResult() if why == NOT_KNOWN else self._hindered(feed, why)
         try:
             about: Attributes = {"feed": feed.job.name, "rows": found.rows, "lanes": lanes}
             with span("changefeed.backlog", about):
@@ -233,6 +247,11 @@ class Backlog:
             self._refused_upto = found.upto
             self._sink_session.renew()
             return BacklogResult(node_upto=found.upto)
+
+    def _hindered(self, feed: Feed, why: str) -> BacklogResult:
+        if feed.options[ENGINE] is EngineOption.SPARK:
+            self._tell(feed, f"the node delivers backlogs although engine = 'spark': {why}")
+        return BacklogResult()
 
     def _tell(self, feed: Feed, text: str) -> None:
         if text not in self._noted:

@@ -225,6 +225,8 @@ class ScanWork:
         parts = found.parts
         writer = ScanWriter(self, sink, schema, progress)
         choice = self._engine(writer, rows, len(parts))
+        if choice.spark and (why := self.host.spark.hindrance(self.stopping)):
+            choice = EngineChoice(False, why, hindered=True)
         if choice.spark:
             text = f"scan of {schema.table.schema}.{schema.table.name} as a Spark job"
             log.info("feed %s: %s (%s)", self.host.name, text, choice.reason)

@@ -178,6 +178,7 @@ class SnapshotScan(threading.Thread):
             # then.
             self._waits = "Spark"
             self._host.spark.session()
+            self._host.spark.hindrance(lambda: True)  # a job may begin now to find out
         # The image must be younger than the capture, or changes between them would be lost.
         self._waits = "the capture of its tables"
         source_runtime.wait_captured(self.tables, self._stopping)
@@ -242,12 +243,13 @@ class SnapshotScan(threading.Thread):
         if source.parts_travel or repairs or spark_hindrance(host, host.sinks.new_sink()):
             return False
         state = host.spark.state()
-        rows = state.least_job_rows
-        if host.asked_engine is EngineOption.AUTO:
+        rows, auto = state.least_job_rows, host.asked_engine is EngineOption.AUTO
+        if auto:
             rows = sum(t.rows_estimate for t in source.tables() if t.name in self.tables)
-            if host.needs_spark:
-                return rows >= host.sizes.small_scan_rows
-        return choose_engine(host.asked_engine, Work(rows, state.cores - 1), state).spark
+        wanted = rows >= host.sizes.small_scan_rows
+        if not (auto and host.needs_spark):
+            wanted = choose_engine(host.asked_engine, Work(rows, state.cores - 1), state).spark
+        return wanted and not host.spark.hindrance(self._stopping.is_set)
 
     @contextmanager
     def _workers(self, wanted: bool) -> Iterator[StandingWorkers | None]:

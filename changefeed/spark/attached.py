@@ -11,7 +11,8 @@ import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from changefeed.core.extras import lacking, require_spark
 from changefeed.spark.failure import kind_of
 from changefeed.spark.internals.sessions import (
     another_session,
+    cancel_group,
     core_count,
     extensions_of,
     has_context,
@@ -34,6 +36,8 @@ from changefeed.spark.packs import pack, packs
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from changefeed.spark.executor_check import ExecutorCheck
+
 #: ``--spark existing``: the session of this process.
 EXISTING = "existing"
 #: ``--spark sc://host:port``: a server of Spark Connect.
@@ -42,6 +46,8 @@ REMOTE = "sc://"
 _CLIENT = ("grpc", "grpc_status", "zstandard")
 #: Variables that say which Spark a process belongs to: of spark-submit, and of Spark Connect.
 _BELONGS = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
+
+_NO_TASKS = "over Spark Connect the node runs no tasks of its own"
 
 Find = Callable[[], "SparkSession"]
 
@@ -103,6 +109,7 @@ class AttachedSession(NodeSession):
         self._lost = False
         self._first_cores = 1
         self._extensions: frozenset[str] = frozenset()
+        self._check: ExecutorCheck | None = None
 
     @property
     def cores(self) -> int:
@@ -126,6 +133,10 @@ class AttachedSession(NodeSession):
             session = another_session(self._find())
             self._first_cores = core_count(session)
             self._extensions = extensions_of(session)
+            if is_classic(session):
+                from changefeed.spark.executor_check import ExecutorCheck, look
+
+                self._check = ExecutorCheck(partial(look, session), partial(cancel_group, session))
             self._offer(session)
         except ChangefeedError as error:
             self.session.set_exception(error)
@@ -142,6 +153,13 @@ class AttachedSession(NodeSession):
         if has_ended(self.session.result(), failure):
             self._lost = True
         return self._lost
+
+    @property
+    def hindrances(self) -> Mapping[str, str]:
+        return {"": _NO_TASKS} if self._check is None else self._check.hindrances
+
+    def ask(self, folder: str, stopping: Callable[[], bool]) -> str:
+        return _NO_TASKS if self._check is None else self._check.ask(folder, stopping)
 
     def extended(self, wanted: Sequence[str]) -> SparkSession:
         for each in map(pack, wanted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,6 +79,16 @@ class NodeSession(ABC):
             if self._extended is None:
                 self._extended = self._made_extended()
             return self._extended
+
+    @property
+    def hindrances(self) -> Mapping[str, str]:
+        """See :attr:`.executor_check.ExecutorCheck.hindrances`; executors of a Spark that the node
+        has started have its code."""
+        return {}
+
+    def ask(self, folder: str, stopping: Callable[[], bool]) -> str:
+        """See :meth:`.executor_check.ExecutorCheck.ask`."""
+        return ""
 
     @abstractmethod
     def _made_extended(self) -> SparkSession: ...

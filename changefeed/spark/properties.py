@@ -86,6 +86,11 @@ _FIXED = frozenset(
         "spark.sql.execution.arrow.pyspark.enabled",
     }
 )
+#: Those that each session can have for itself, of whichever Spark. Workers with another daemon than
+#: ours take more CPU and do the same.
+SESSION_PROPERTIES = {
+    name: _PROPERTIES[name] for name in sorted(_FIXED) if name.startswith("spark.sql.")
+}
 
 
 def choose_properties(

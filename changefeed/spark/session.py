@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SIZE = re.compile(r"\d+[kmgKMG]\Z")
-_NOT_OURS = "the executors of a Spark that the node has not started do not have its code"
 
 
 class NodeSpark:
@@ -185,8 +184,11 @@ class NodeSpark:
         """What it is, for people; starts nothing."""
         life, state = self._life, self.state()
         survey = life.survey if life is not None and state.ready else None
-        if survey is not None:
+        if life is not None and survey is not None:
             lost = [ability.without for ability in survey.missing]
+            for folder, why in life.hindrances.items():
+                what = "backlogs" if folder else "scans and backlogs"
+                lost.append(f"{what} run in the node: {why}")
             found = survey.version, survey.allowed, lost
             return SparkReport("running", self.master, state.cores, *found)
         status = self.step or "not started: it starts with the first feed that needs it"
@@ -268,10 +270,27 @@ class NodeSpark:
         Cheap: feeds ask in each round.
         """
         life = self._life
-        hindrance = "" if self._attached is None else _NOT_OURS
         if life is not None and life.usable:
-            return SparkState(True, life.cores, self.least_job_rows, hindrance)
-        return SparkState(False, self.cores, self.least_job_rows, hindrance)
+            known = life.hindrances.get("", "")
+            return SparkState(True, life.cores, self.least_job_rows, known)
+        return SparkState(False, self.cores, self.least_job_rows)
+
+    def hindrance(self, stopping: Callable[[], bool], folder: Path | None = None) -> str:
+        """Why executors cannot run changefeed's functions; empty if they can.
+
+        If the node has not started this Spark, a job asks an executor. The answer takes seconds,
+        a minute at most.
+
+        Args:
+            stopping: asked while it takes; true: "not known yet" is the reason.
+            folder: of this machine that the functions read, unless there is a staging place.
+
+        Raises:
+            ChangefeedError: what :meth:`session` raises.
+        """
+        if self._attached is None:
+            return ""
+        return self._usable()[0].ask("" if folder is None or self.stages else str(folder), stopping)
 
     @contextmanager
     def occupied(self) -> Iterator[int]:

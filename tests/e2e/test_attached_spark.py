@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from changefeed.core.errors import ChangefeedError
@@ -34,8 +35,9 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnectSe
 def program(postgres: Database, folder: Path, *url: str) -> dict[str, Any]:
     """What the program found; the table changes in its middle."""
     postgres.execute(
-        "create table t (a int primary key, b text);"
-        "insert into t select i, 'row ' || i from generate_series(1, 10) i"
+        "create table t (a int primary key, b text, c timestamptz default '2024-01-01 05:00+00');"
+        "insert into t select i, 'row ' || i from generate_series(1, 10) i;"
+        "create table big (a int primary key); insert into big select generate_series(1, 3000)"
     )
     words = [sys.executable, "-m", "tests.helpers.attached_child", postgres.uri, str(folder), *url]
     with (folder / "errors.txt").open("w") as errors:
@@ -52,7 +54,10 @@ def program(postgres: Database, folder: Path, *url: str) -> dict[str, Any]:
             lines = iter(child.stdout.readline, "")
             ready = next((line for line in lines if line == '"ready"\n'), "")
             assert ready, (folder / "errors.txt").read_text()[-3000:]
-            postgres.execute("update t set b = 'new' where a <= 2; delete from t where a > 4")
+            postgres.execute(
+                "update t set b = 'new' where a <= 2; delete from t where a > 4;"
+                "insert into big select generate_series(3001, 6000)"
+            )
             rest, _ = child.communicate("go on\n", timeout=200)
         finally:
             child.kill()
@@ -69,6 +74,8 @@ def check(found: dict[str, Any]) -> dict[str, list[str]]:
     assert found["verify"] == 0
     last = {row["a"]: row.get("loud") for row in found["loud"]}
     assert last == {2: "NEW", 4: "ROW 4", 6: None, 8: None, 10: None}
+    assert {row["hour"] for row in found["loud"] if row.get("loud")} == {5}, "in UTC"
+    assert found["big"] == [6000, 6000], "each row once"
     assert found["same"] and found["mine"] == 3, "the program's session is as it was"
     shown: dict[str, list[str]] = {}
     for name, value in found["spark"]:
@@ -81,6 +88,7 @@ def test_a_programs_own_session(postgres: Database, tmp_path: Path) -> None:
     found = program(postgres, tmp_path)
     shown = check(found)
     assert shown["master"] == ["existing"] and "falls back" not in shown
+    assert sorted(found["jobs"]) == ["backlog", "scan"]
     assert "this Spark was started without iceberg" in found["ice"]
 
 
@@ -88,6 +96,8 @@ def test_spark_connect(postgres: Database, tmp_path: Path, connect: SparkConnect
     found = program(postgres, tmp_path, connect.url)
     shown = check(found)
     assert any("MERGE" in clause for clause in shown["falls back"])
+    why = "scans and backlogs run in the node: over Spark Connect the node runs no tasks of its own"
+    assert shown["falls back"][-1] == why and found["jobs"] == "CF4003"
     assert "this Spark was started without iceberg" in found["ice"]
 
 
@@ -112,15 +122,47 @@ made.stop()
 """
 
 
-def test_the_session_that_another_thread_of_the_process_has_made() -> None:
+def output(program: str, python: str | Path, folder: Path) -> str:
+    """What a program prints whose Spark has workers of this Python."""
     left_out = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
-    environment |= {"JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
-    words = [sys.executable, "-c", MADE_BEFORE]
+    environment |= {"JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": str(python)}
+    environment["PYTHONPATH"] = str(ROOT)
+    words = [sys.executable, "-c", program]
     done = subprocess.run(
-        words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=200
     )
-    assert done.stdout == "3 True\n", done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_session_that_another_thread_of_the_process_has_made(tmp_path: Path) -> None:
+    assert output(MADE_BEFORE, sys.executable, tmp_path) == "3 True\n"
+
+
+ASKED = """
+from pyspark.sql import SparkSession
+made = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+from changefeed.spark.session import NodeSpark
+spark = NodeSpark(master="existing", attached=lambda: made)
+assert spark.state().hindrance == ""
+why = spark.hindrance(lambda: False)
+assert spark.state().hindrance == why
+print(*spark.report().instead, sep="\\n")
+made.stop()
+"""
+
+
+def test_executors_without_changefeed(tmp_path: Path) -> None:
+    """A job of Spark finds it out, before any scan or backlog fails; nothing is asked before."""
+    python = tmp_path / "python"
+    packages = Path(pyspark.__file__).parents[1]
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    [clause] = output(ASKED, python, tmp_path).splitlines()
+    assert clause.startswith(
+        "scans and backlogs run in the node: the executors lack changefeed: ship it "
+    )
 
 
 def test_a_node_by_the_url_of_a_server(

@@ -203,8 +203,16 @@ def test_a_node_and_jobs_that_end(
             "CREATE FUNCTION shout (text string) RETURNS string AS 'shop_words:shout' "
             f"PATH '{tmp_path}/functions'",
             f"CREATE CHANGEFEED lake FOR shop.t INTO '{lake.uri}'",
+            f"CREATE CHANGEFEED files FOR shop.t INTO 'file://{tmp_path}/files' "
+            "WITH engine = 'spark'",
         ):
             interpreter.execute(sql, session)
+
+        def last_scan() -> str:
+            job = catalog.job("files").id
+            found = catalog.events(job, kinds=("engine",))
+            return next(event.text for event in found if "backlog" not in event.text)
+
         node = ["changefeed_node.py", "--state", state.uri, "--spark", "existing"]
 
         places = ["--staging", f"{tmp_path}/rows", "--log", f"{tmp_path}/log"]
@@ -217,6 +225,7 @@ def test_a_node_and_jobs_that_end(
             )
             interpreter.execute("SYNC ALL TIMEOUT '300s'", session)
             check()
+            assert last_scan() == "scan of public.t as a Spark job"
             postgres.execute(
                 "update t set b = 'new' where a % 3 = 0; delete from t where a > 59000"
             )
@@ -233,9 +242,13 @@ def test_a_node_and_jobs_that_end(
         assert last == {1: "ROW 1", 2: "ROW 2", 3: "NEW"}
 
         postgres.execute("insert into t select i, 'more' from generate_series(70001, 130000) i")
-        ends = ["-c", "SYNC CHANGEFEED lake TIMEOUT '300s'", "-c", "SYNC CHANGEFEED nobody"]
-        assert submitted.run(*node, *ends) == 1, submitted.last_words()
+        interpreter.execute("ALTER CHANGEFEED files RESCAN", session)
+        ends = [f"SYNC CHANGEFEED {feed} TIMEOUT '300s'" for feed in ("lake", "files", "nobody")]
+        words = [word for each in ends for word in ("-c", each)]
+        assert submitted.run(*node, *words) == 1, submitted.last_words()
         check()
+        why = "the node reads the table although engine = 'spark': the executors lack "
+        assert last_scan().startswith(why), "without the archive"
 
         interpreter.execute("PAUSE CHANGEFEED query", session)  # its function was in the archive
         postgres.execute("delete from t where a > 100000")

@@ -32,6 +32,7 @@ def session(folder: Path, url: str) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.session.timeZone": "Asia/Tokyo",
         "spark.local.dir": str(folder),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
@@ -51,6 +52,16 @@ def seen(spark: SparkSession) -> dict[str, Any]:
     }
 
 
+def messages(folder: Path) -> list[dict[str, Any]]:
+    """Those of rows in the files of a feed."""
+    lines = (
+        json.loads(line)
+        for path in sorted(folder.rglob("*.ndjson"))
+        for line in path.read_text().splitlines()
+    )
+    return [line for line in lines if "a" in line]
+
+
 def main(source: str, folder: Path, url: str = "") -> None:
     """Two feeds of a table, a lake and a query; what is refused; the session before and after."""
     spark = session(folder, url)
@@ -64,13 +75,27 @@ def main(source: str, folder: Path, url: str = "") -> None:
         node.execute(f"CREATE CHANGEFEED lake FOR shop.t INTO '{lake}'")
         node.execute("SYNC CHANGEFEED lake TIMEOUT '120s'")
         node.execute(
-            f"CREATE CHANGEFEED query INTO '{out}' AS SELECT a, upper(b) AS loud "
+            f"CREATE CHANGEFEED query INTO '{out}' AS SELECT a, upper(b) AS loud, hour(c) AS hour "
             "FROM shop.public.t WHERE a % 2 = 0"
         )
         node.execute("SYNC CHANGEFEED query TIMEOUT '120s'")
+        node.execute(
+            f"CREATE CHANGEFEED files FOR shop.big INTO 'file://{folder}/files' "
+            "WITH engine = 'spark', envelope = 'bare'"
+        )
+        node.execute("SYNC CHANGEFEED files TIMEOUT '120s'")
+        node.execute("PAUSE CHANGEFEED files")
         found["spark"] = [list(row) for row in node.execute("SHOW SPARK").rows]
         print(json.dumps("ready"), flush=True)
-        sys.stdin.readline()  # the table changes
+        sys.stdin.readline()  # the tables change
+        node.execute("RESUME CHANGEFEED files")
+        node.execute("SYNC CHANGEFEED files TIMEOUT '120s'")
+        try:
+            jobs = node.execute("SHOW CHANGEFEED files JOBS")
+            steps = jobs.columns.index("step")
+            found["jobs"] = [str(row[steps]).partition(" ")[0] for row in jobs.rows]
+        except ChangefeedError as error:
+            found["jobs"] = error.code.number
         node.execute("SYNC CHANGEFEED lake TIMEOUT '120s'")
         node.execute("SYNC CHANGEFEED query TIMEOUT '120s'")
         found["verify"] = len(node.execute("VERIFY CHANGEFEED lake").rows)
@@ -84,10 +109,8 @@ def main(source: str, folder: Path, url: str = "") -> None:
         [row["a"], row["b"]]
         for row in spark.read.format("delta").load(f"{folder}/lake/t").collect()
     )
-    found["loud"] = [
-        json.loads(line) for path in sorted((folder / "out").rglob("*.ndjson"))
-        for line in path.read_text().splitlines()
-    ]  # fmt: skip
+    found["loud"], big = messages(folder / "out"), messages(folder / "files")
+    found["big"] = len(big), len({row["a"] for row in big})
     found["same"] = seen(spark) == before
     found["mine"] = spark.table("mine").count()
     print(json.dumps(found), flush=True)

@@ -19,6 +19,7 @@ from changefeed.spark.internals.abilities import (
     elements,
     jvm_of,
 )
+from changefeed.spark.properties import SESSION_PROPERTIES
 
 if TYPE_CHECKING:
     from pyspark.sql import Observation, SparkSession
@@ -109,13 +110,14 @@ def require_classic(session: SparkSession, what: str) -> None:
 
 
 def another_session(session: SparkSession) -> SparkSession:
-    """A session of the same Spark with settings, temporary views and functions of its own.
+    """A session of the same Spark with settings, temporary views and functions of its own. Of the
+    settings, it has those that results depend on, whatever its Spark has.
 
     Raises:
         ChangefeedError: CF4003, Spark Connect of PySpark 4.0 has none.
     """
     if is_classic(session):
-        return session.newSession()
+        return with_settings(session.newSession(), SESSION_PROPERTIES)
     made: Any = session
     if not hasattr(made, "cloneSession"):
         raise ChangefeedError(
@@ -126,7 +128,7 @@ def another_session(session: SparkSession) -> SparkSession:
     _ = session.version  # a server knows a session from its first request on
     found: SparkSession = made.cloneSession()
     _CLONES.add(found)
-    return found
+    return with_settings(found, SESSION_PROPERTIES)
 
 
 #: Sessions that :func:`another_session` has made over Spark Connect.
