@@ -222,11 +222,13 @@ _SIMPLE = INTEGERS | TEXT_NUMBERS | {Kind.BOOL}
 
 def _lists(element: LogicalType, values: pa.Array, column: str) -> pa.Array:
     items = list_items(element, values, column)
-    made = typed_values(element, items.values, column)
-    validity = items.buffers()[0]
-    return pa.Array.from_buffers(
-        pa.list_(made.type), len(items), [validity, items.buffers()[1]], children=[made]
-    )
+    return lists_of(items, typed_values(element, items.values, column))
+
+
+def lists_of(items: pa.ListArray, values: pa.Array) -> pa.Array:
+    """Lists like ``items`` with other values in place of theirs."""
+    parts = [items.buffers()[0], items.buffers()[1]]
+    return pa.Array.from_buffers(pa.list_(values.type), len(items), parts, children=[values])
 
 
 def list_items(element: LogicalType, values: pa.Array, column: str) -> pa.ListArray:

@@ -159,15 +159,14 @@ def test_a_table_that_the_node_makes_is_one_that_spark_makes(
 ) -> None:
     """Its features, properties and columns but for the names of columns in files; and Spark can
     alter it."""
-    usable = [v for v in VALUES if not v[0].startswith("array")]
-    schema = schema_of(*((logical, physical) for logical, physical, _, _ in usable))
+    schema = schema_of(*((logical, physical) for logical, physical, _, _ in VALUES))
     root = Path(place_of(bench.lake.uri).root)
     seen = []
     for name in ("t", "u"):
         bench.target = Target(schema.table, name)
         if name == "u":
             monkeypatch.setattr("sinks.lake.delta.create_table", lambda *_: False)
-        bench.round(schema, 1000, ("c", (1, *(v for _, _, v, _ in usable))))
+        bench.round(schema, 1000, ("c", (1, *(v for _, _, v, _ in VALUES))))
         log = CommitLog(LocalTableFiles(root / name), 10)
         fields = [{**field, "metadata": sorted(field["metadata"])} for field in log.fields]
         protocol = {k: set(v) if isinstance(v, list) else v for k, v in log.protocol.items()}
@@ -193,23 +192,35 @@ def test_a_table_that_the_node_makes_is_one_that_spark_makes(
 
 def test_values_are_those_that_spark_writes(bench: Bench) -> None:
     """The same row by Spark and by the node: each column, its statistics and what filters find."""
-    usable = [v for v in VALUES if not v[0].startswith("array")]
-    schema = schema_of(*((logical, physical) for logical, physical, _, _ in usable))
-    logged = [value for _, _, value, _ in usable]
+    schema = schema_of(*((logical, physical) for logical, physical, _, _ in VALUES))
+    logged = [value for _, _, value, _ in VALUES]
     bench.round(schema, 1000, ("c", (1, *logged)))
-    bench.round(schema, 2000, ("c", (2, *logged)), ("c", (3, *(None for _ in usable))))
+    bench.round(schema, 2000, ("c", (2, *logged)), ("c", (3, *(None for _ in VALUES))))
     assert engines(bench)[-1] == "node"
     [by_spark, by_node, nothing] = bench.lake.query(
         "select * except (id, _sequence_num) from {t} order by id"
     )
     assert repr(by_node) == repr(by_spark)
-    assert nothing == (None,) * len(usable)
-    for n in range(len(usable)):
+    assert nothing == (None,) * len(VALUES)
+    for n in range(len(VALUES)):
         same = f"select b.id from {{t}} a join {{t}} b on a.v{n} <=> b.v{n} where a.id = 1"
         assert set(bench.lake.query(same)) == {(1,), (2,)}
     assert bench.lake.query("select count(v0), max(v1), min(v2) from {t}") == [
         (2, -32768, 2**63 - 1)
     ]
+
+
+@pytest.mark.extended
+def test_an_array_of_arrays_is_sparks(bench: Bench) -> None:
+    """Of text, whose elements are then text in JSON."""
+    schema = schema_of(("array<text>", "string"))
+    bench.round(schema, 1000, ("c", (1, "[]")))
+    bench.round(schema, 2000, ("c", (2, '[["a","b"],["c"]]')), ("u", (1, '["é\\"",null]')))
+    assert engines(bench)[-1] == "Spark MERGE"
+    bench.round(schema, 3000, ("c", (3, '["[[",""]')), ("c", (4, None)))
+    assert engines(bench)[-1] == "node"
+    found = dict(bench.lake.query("select id, v0 from {t}"))
+    assert found == {1: ['é"', None], 2: ['["a","b"]', '["c"]'], 3: ["[[", ""], 4: None}
 
 
 @pytest.mark.extended

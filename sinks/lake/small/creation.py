@@ -21,7 +21,7 @@ from sinks.lake.small.commit_log import (
     commit_path,
 )
 from sinks.lake.small.table_files import LOG, LocalTableFiles
-from sinks.lake.small.values import DELTA_NAMES, UnsupportedCase, arrow_type
+from sinks.lake.small.values import UnsupportedCase, arrow_type, delta_type
 
 _FEATURES = ["deletionVectors", "columnMapping"]
 _OF_WRITERS = ["invariants", "appendOnly"]
@@ -38,7 +38,7 @@ def create_table(
         properties: of the table.
         millis: the time, since 1970.
     """
-    kinds = [DELTA_NAMES.get(kind, kind) for kind in columns.values()]
+    kinds = [delta_type(kind) for kind in columns.values()]
     try:
         for kind in kinds:
             arrow_type(kind)
@@ -60,7 +60,7 @@ def create_table(
 
 
 def _actions(
-    columns: Mapping[str, str], properties: Mapping[str, str], millis: int
+    columns: Mapping[str, object], properties: Mapping[str, str], millis: int
 ) -> list[Action]:
     fields = [
         {
@@ -71,7 +71,10 @@ def _actions(
         }
         for number, (name, kind) in enumerate(columns.items(), 1)
     ]
-    features = [*_FEATURES, *(["timestampNtz"] if "timestamp_ntz" in columns.values() else [])]
+    features = [
+        *_FEATURES,
+        *(["timestampNtz"] if "timestamp_ntz" in str([*columns.values()]) else []),
+    ]
     configuration = {**properties, "delta.columnMapping.maxColumnId": str(len(fields))}
     metadata = {
         "id": str(uuid.uuid4()),

@@ -44,9 +44,9 @@ from sinks.lake.small.key_index import (
 )
 from sinks.lake.small.table_files import TableFiles
 from sinks.lake.small.values import (
-    DELTA_NAMES,
     UnsupportedCase,
     arrow_type,
+    delta_type,
     statistics,
     table_values,
 )
@@ -746,7 +746,7 @@ def _form_of(table: CommitLog, schema: TableSchema, sequence: str) -> _TableForm
             raise ValueError(f"column {its['name']} has a rule")
     columns = tuple(numbers[f["name"].lower()] for f in fields)
     wanted = [spark_type(schema.columns[n].logical) if n >= 0 else "bigint" for n in columns]
-    if [f["type"] for f in fields] != [DELTA_NAMES.get(name, name) for name in wanted]:
+    if [f["type"] for f in fields] != [delta_type(name) for name in wanted]:
         raise ValueError("the table has columns of other types")
     try:
         types = tuple(arrow_type(f["type"]) for f in fields)

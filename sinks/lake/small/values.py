@@ -11,7 +11,15 @@ import pyarrow.compute as pc
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.schema import Column
-from changefeed.encoding.typed_values import not_numbers, printed, single_floats, typed_values
+from changefeed.core.types import LogicalType
+from changefeed.encoding.typed_values import (
+    list_items,
+    lists_of,
+    not_numbers,
+    printed,
+    single_floats,
+    typed_values,
+)
 from sinks.lake.types import spark_type
 
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)\Z")
@@ -30,7 +38,7 @@ _TYPES = {
     "binary": pa.binary(),
 }
 #: What Delta calls types that have another name in SQL.
-DELTA_NAMES = {"bigint": "long", "int": "integer", "smallint": "short"}
+_DELTA_NAMES = {"bigint": "long", "int": "integer", "smallint": "short"}
 #: Days and microseconds of 1900 and of 10000. Spark reads older ones by rules that depend on their
 #: writer, and refuses later ones.
 _DAYS = (-25_567, 2_932_897)
@@ -43,12 +51,22 @@ class UnsupportedCase(Exception):
     """Only Spark can do it: it has rules of its own for a value, a type or rows of one key."""
 
 
+def delta_type(name: str) -> object:
+    """How the table's schema writes a type of SQL."""
+    if name.startswith("array<"):
+        element = delta_type(name[len("array<") : -1])
+        return {"type": "array", "elementType": element, "containsNull": True}
+    return _DELTA_NAMES.get(name, name)
+
+
 def arrow_type(name: object) -> pa.DataType:
-    """The type of a column whose type has this name in the table's schema.
+    """The type of a column whose type is so written in the table's schema.
 
     Raises:
         UnsupportedCase
     """
+    if isinstance(name, dict) and name.get("type") == "array":
+        return pa.list_(pa.field("element", arrow_type(name["elementType"])))
     found = _TYPES.get(name) if isinstance(name, str) else None
     if found is None:
         decimal = _DECIMAL.match(str(name))
@@ -65,18 +83,18 @@ def table_values(column: Column, staged: pa.Array, kind: pa.DataType) -> pa.Arra
         UnsupportedCase: a value does not fit, or Spark has rules of its own for it.
     """
     try:
-        return _typed(column, staged).cast(kind)
+        return _typed(column.logical, staged, column.name).cast(kind)
     except (ChangefeedError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as failure:
         raise UnsupportedCase(f"a value of column {column.name}") from failure
 
 
-def _typed(column: Column, staged: pa.Array) -> pa.Array:
-    of, name = column.logical, column.name
+def _typed(of: LogicalType, staged: pa.Array, name: str) -> pa.Array:
     wanted = spark_type(of)
+    if of.element is not None:
+        items = list_items(of.element, staged, name)
+        return lists_of(items, _typed(of.element, items.values, name))
     if wanted == "string":
         return printed(of, staged)
-    if wanted.startswith("array"):
-        raise UnsupportedCase("an array")
     if wanted == "float":
         return single_floats(staged, name)
     if wanted.startswith("decimal") and not_numbers(staged) is not None:
