@@ -134,9 +134,9 @@ class AttachedSession(NodeSession):
             self._first_cores = core_count(session)
             self._extensions = extensions_of(session)
             if is_classic(session):
-                from changefeed.spark.executor_check import ExecutorCheck, look
+                from changefeed.spark.executor_check import ExecutorCheck
 
-                self._check = ExecutorCheck(partial(look, session), partial(cancel_group, session))
+                self._check = ExecutorCheck(self._look, partial(cancel_group, session))
             self._offer(session)
         except ChangefeedError as error:
             self.session.set_exception(error)
@@ -160,6 +160,15 @@ class AttachedSession(NodeSession):
 
     def ask(self, folder: str, stopping: Callable[[], bool]) -> str:
         return _NO_TASKS if self._check is None else self._check.ask(folder, stopping)
+
+    def _look(self, group: str, folder: str) -> str:
+        from changefeed.spark.executor_check import look
+
+        try:
+            return look(self.session.result(), group, folder)
+        except Exception as failure:
+            self.died(failure)  # then who asks next looks for another session
+            raise
 
     def extended(self, wanted: Sequence[str]) -> SparkSession:
         for each in map(pack, wanted):

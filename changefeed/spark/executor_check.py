@@ -74,7 +74,7 @@ class ExecutorCheck:
         """
         Args:
             look: runs the job, as :func:`look` does for a session: takes the name of its group and
-                the folder, and never raises.
+                the folder.
             cancel: cancels the jobs of a group.
         """
         self._look = look
@@ -116,7 +116,11 @@ class ExecutorCheck:
         group = f"changefeed executors {next(_numbers)}"
 
         def run() -> None:
-            self._settle(answer, self._look(group, folder))
+            try:
+                why = self._look(group, folder)
+            except Exception as failure:
+                why = reason(failure)
+            self._settle(answer, why)
 
         threading.Thread(target=run, name="spark-check-job", daemon=True).start()
         if not self._clock.wait(answer.over, ANSWER_SECONDS):
@@ -135,18 +139,13 @@ class ExecutorCheck:
 
 
 def look(session: SparkSession, group: str, folder: str) -> str:
-    """Ask an executor by a job why it cannot run tasks; empty if it can. Never raises."""
+    """Ask an executor by a job why it cannot run tasks; empty if it can. What is raised has a
+    :func:`reason`, too."""
     packages = tuple(each for each in _CLIENTS if installed(each))
-    host = driver_host(session)
-    try:
-        with job_group(session, group), sealed(_Look(packages, folder), host) as rest:
-            question = asking(__version__, pickle.dumps(rest))
-            one = session.range(1, numPartitions=1).mapInArrow(question, "why string")
-            return str(one.collect()[0]["why"])
-    except OSError as failure:
-        return f"the node cannot listen at {host} (spark.driver.host): {failure.strerror}"
-    except Exception as failure:
-        return reason(failure)
+    with job_group(session, group), sealed(_Look(packages, folder), driver_host(session)) as rest:
+        question = asking(__version__, pickle.dumps(rest))
+        one = session.range(1, numPartitions=1).mapInArrow(question, "why string")
+        return str(one.collect()[0]["why"])
 
 
 def asking(version: str, rest: bytes) -> BatchFunction:
@@ -166,7 +165,7 @@ def asking(version: str, rest: bytes) -> BatchFunction:
             if its == version:
                 yield from pickle.loads(rest)(batches)
                 return
-            why = f"the executors have changefeed {its}, and the node has {version}: use one"
+            why = f"the executors have changefeed {its}, and the node has {version}: {_SHIP}"
         for _ in batches:
             yield pa.record_batch({"why": [why]})
 

@@ -149,20 +149,26 @@ assert spark.state().hindrance == ""
 why = spark.hindrance(lambda: False)
 assert spark.state().hindrance == why
 print(*spark.report().instead, sep="\\n")
+stopped = NodeSpark(master="existing", attached=lambda: made)
+stopped.session()
 made.stop()
+print(stopped.hindrance(lambda: False))
+assert not stopped.ready  # who asks next looks for another session
 """
 
 
 def test_executors_without_changefeed(tmp_path: Path) -> None:
-    """A job of Spark finds it out, before any scan or backlog fails; nothing is asked before."""
+    """A job of Spark finds it out, before any scan or backlog fails; nothing is asked before. A
+    session that was stopped meanwhile is looked for again."""
     python = tmp_path / "python"
     packages = Path(pyspark.__file__).parents[1]
     python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
-    [clause] = output(ASKED, python, tmp_path).splitlines()
+    clause, stopped = output(ASKED, python, tmp_path).splitlines()
     assert clause.startswith(
         "scans and backlogs run in the node: the executors lack changefeed: ship it "
     )
+    assert stopped.startswith("the job that asks whether the executors have changefeed failed ")
 
 
 def test_a_node_by_the_url_of_a_server(

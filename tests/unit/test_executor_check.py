@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ class OneExecutor:
 
 def answer(*paths: Path, folder: str = "") -> str:
     session: Any = OneExecutor(*paths)
-    return look(session, "a group", folder)
+    check = ExecutorCheck(partial(look, session), lambda group: None)
+    return check.ask(folder, lambda: False)
 
 
 def test_an_executor_with_the_nodes_packages_can(tmp_path: Path) -> None:
