@@ -68,10 +68,11 @@ BOTH_SLOW = pytest.mark.parametrize(
 def bench(
     request: pytest.FixtureRequest, tmp_path: Path, spark_engine: NodeSpark
 ) -> Iterator[Bench]:
-    uri = place_in("delta", tmp_path)
-    if getattr(request, "param", "disk") == "s3":
+    uri, kind = place_in("delta", tmp_path), getattr(request, "param", "disk")
+    if kind == "s3":
         uri = in_a_store(request.getfixturevalue("s3"), f"few-{uuid.uuid4().hex}")
-    made = Bench(spark_engine, uri, tmp_path, {})
+    options = {"partition_by": "day, v"} if kind == "partitions" else {}
+    made = Bench(spark_engine, uri, tmp_path, options)
     yield made
     made.sink.close()
 
@@ -416,6 +417,7 @@ class Model:
     [
         ("disk", 1),
         ("disk", 2),
+        ("partitions", 5),
         pytest.param("disk", 3, marks=pytest.mark.everything),
         pytest.param("s3", 4, marks=pytest.mark.everything),
     ],
@@ -431,7 +433,7 @@ def test_any_changes_by_both_give_the_same_as_a_dictionary(
     properties = "('delta.checkpointInterval' = '4')"
     read = "name, cast(day as string), id, v, _sequence_num"
     for number in range(10, 400, 10):
-        bench.sink.small = SmallLimits(rows=0 if chance.random() < 0.25 else 10_000)
+        bench.sink.small = SmallLimits(0 if chance.random() < 0.25 else 10_000, small_files=8)
         bench.round(KEYS, number, *model.changes(number, 60))
         match chance.randint(0, 12):
             case 0:

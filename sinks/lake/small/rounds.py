@@ -42,6 +42,7 @@ from sinks.lake.small.key_index import (
     Numbers,
     whole_numbers,
 )
+from sinks.lake.small.partitions import by_partition, is_partition_type, with_partition
 from sinks.lake.small.table_files import TableFiles
 from sinks.lake.small.values import (
     UnsupportedCase,
@@ -138,6 +139,7 @@ class _TableForm:
         types, names, ids: of the table's columns in files.
         keys: for each column of the key, the number of the table's column.
         sequence: the number of the table's column with the version.
+        partitions: the numbers of columns whose values are those of a file, and not in it.
     """
 
     columns: tuple[int, ...]
@@ -146,16 +148,22 @@ class _TableForm:
     ids: tuple[int | None, ...]
     keys: tuple[int, ...]
     sequence: int
+    partitions: tuple[int, ...]
 
     @property
-    def columns_of_files(self) -> pa.Schema:
-        """The columns of a data file."""
+    def table_columns(self) -> pa.Schema:
+        """The columns as they stand in files."""
         return pa.schema(
             [
                 pa.field(name, kind, metadata=None if id_ is None else {_PARQUET_ID: str(id_)})
                 for name, kind, id_ in zip(self.names, self.types, self.ids, strict=True)
             ]
         )
+
+    @property
+    def partition_names(self) -> list[str]:
+        """The names of the columns that are not in files."""
+        return [self.names[i] for i in self.partitions]
 
     @property
     def indexed(self) -> tuple[tuple[str, pa.DataType], ...]:
@@ -285,12 +293,14 @@ class _IndexedTable:
         """The indexed columns of a data file."""
         if "://" in path or path.startswith("/"):
             raise ValueError("a data file is elsewhere")
-        wanted = self.form.indexed
+        wanted, values = self.form.indexed, self.log.files[path].get("partitionValues") or {}
+        names = [name for name, _ in wanted if name not in self.form.partition_names]
         with self.log.place.parquet(unquote(path)) as opened:
-            if not {name for name, _ in wanted} <= set(opened.schema_arrow.names):
+            if not set(names) <= set(opened.schema_arrow.names):
                 raise ValueError("a data file has other columns")
-            table = opened.read(columns=[name for name, _ in wanted])
+            table = opened.read(columns=names)
         try:
+            table = with_partition(table, values, {n: k for n, k in wanted if n not in names})
             columns = [table[name].cast(kind) for name, kind in wanted]
         except pa.ArrowInvalid as failure:
             raise UnsupportedCase("a key of another type") from failure
@@ -536,8 +546,10 @@ def _commit_round(
         txn = {"appId": application, "version": number, "lastUpdated": millis}
         draft.actions.append({"txn": txn})
     draft.mark((known.action(number), lost) for number, lost in gone.items())
-    new = pa.table(values, form.columns_of_files).filter(pa.array(kept))
-    added = draft.add(new) if len(new) else None
+    new = pa.table(values, form.table_columns).filter(pa.array(kept))
+    added = [
+        (draft.add(rows, its), at) for its, at, rows in by_partition(new, form.partition_names)
+    ]
     inserted, updated = int((kept & ~there).sum()), int((kept & marked).sum())
     deleted = int((deletes & marked).sum())
     metrics = {
@@ -547,7 +559,7 @@ def _commit_round(
         "numTargetRowsDeleted": deleted,
         "numTargetRowsMatchedUpdated": updated,
         "numTargetRowsMatchedDeleted": deleted,
-        "numTargetFilesAdded": 0 if added is None else 1,
+        "numTargetFilesAdded": len(added),
         "numOutputRows": updated + inserted,
     }
     parameters = dict.fromkeys(("predicate", "matchedPredicates", "notMatchedPredicates"), "[]")
@@ -556,43 +568,52 @@ def _commit_round(
     if not draft.commit(info):
         return False
     known.take_own(gone)
-    if added is not None:
-        known.add_indexed(added, KeyBits(keys.a[kept], keys.b[kept]), come[kept])
+    for action, at in added:
+        known.add_indexed(action, KeyBits(keys.a[kept][at], keys.b[kept][at]), come[kept][at])
     return True
 
 
 def _join_files(known: _IndexedTable, millis: int, many: int) -> None:
-    """Make one file of the many small ones that rounds have left, in a commit of its own.
+    """Make one file of the many small ones that rounds have left in a partition, in a commit of
+    its own.
 
     Raises:
         OSError, ValueError: a file cannot be read or written.
     """
+    small: dict[str, list[int]] = {}
+    for path, action in known.log.files.items():
+        if path.startswith(_OURS) and action["size"] < _SMALL_FILE:
+            partition = json.dumps(action["partitionValues"], sort_keys=True)
+            small.setdefault(partition, []).append(known.numbers[path])
+    for partition, numbers in small.items():
+        if len(numbers) >= many:
+            _join(known, numbers, json.loads(partition), millis)
+
+
+def _join(
+    known: _IndexedTable, numbers: Sequence[int], partition: Mapping[str, str | None], millis: int
+) -> None:
     table, form = known.log, known.form
-    small = [
-        known.numbers[path]
-        for path, action in table.files.items()
-        if path.startswith(_OURS) and action["size"] < _SMALL_FILE
-    ]
-    if len(small) < many:
-        return
-    columns = form.columns_of_files
+    columns = form.table_columns
+    kept = [field for field in columns if field.name not in form.partition_names]
     draft, parts = _Draft(table, millis, change=False), []
-    for number in small:
+    for number in numbers:
         action, file = known.action(number), known.files[number]
         draft.remove(action)
         content = pa.BufferReader(table.place.read(action["path"]))
-        rows = pq.read_table(content, schema=columns)
+        rows = pq.read_table(content, schema=pa.schema(kept))
         parts.append(rows.filter(pa.array(~file.gone)))
     whole = pa.concat_tables(parts).combine_chunks()
-    added = draft.add(whole)
-    metrics = {"numAddedFiles": 1, "numRemovedFiles": len(small)}
+    added = draft.add(whole, partition)
+    metrics = {"numAddedFiles": 1, "numRemovedFiles": len(numbers)}
     parameters = {"predicate": "[]", "zOrderBy": "[]"}
     more = {"isolationLevel": "SnapshotIsolation"}
     if draft.commit(commit_info(table.version, millis, "OPTIMIZE", parameters, metrics, more)):
         known.take_own({})
-        arrays = _arrays(whole)
-        keys = known.hashing.bits([arrays[i] for i in form.keys])
-        known.add_indexed(added, keys, _versions(arrays[form.sequence]))
+        kinds = {name: columns.field(name).type for name in form.partition_names}
+        indexed = with_partition(whole, partition, kinds).select([name for name, _ in form.indexed])
+        *key, version = _arrays(indexed)
+        known.add_indexed(added, known.hashing.bits(key), _versions(version))
 
 
 class _Draft:
@@ -605,14 +626,14 @@ class _Draft:
         self._change = change
         self._made: dict[str, pa.Buffer] = {}
 
-    def add(self, rows: pa.Table) -> Action:
-        """Make a data file; returns its ``add`` action."""
+    def add(self, rows: pa.Table, partition: Mapping[str, str | None]) -> Action:
+        """Make a data file of a partition; returns its ``add`` action."""
         path, content = f"{_OURS}{uuid.uuid4()}.parquet", pa.BufferOutputStream()
         pq.write_table(rows, content, compression="snappy")
         self._made[path] = content.getvalue()
         action = {
             "path": path,
-            "partitionValues": {},
+            "partitionValues": dict(partition),
             "size": self._made[path].size,
             "modificationTime": self._millis,
             "dataChange": self._change,
@@ -733,8 +754,6 @@ def _form_of(table: CommitLog, schema: TableSchema, sequence: str) -> _TableForm
         needs = name in _NEEDS_SPARK and value == "true"
         if needs or name.startswith("delta.constraints."):
             raise ValueError(f"property {name} of the table")
-    if table.metadata.get("partitionColumns"):
-        raise ValueError("the table has partitions")
     numbers = {column.name.lower(): i for i, column in enumerate(schema.columns)}
     numbers[sequence.lower()] = -1
     fields = table.fields
@@ -755,6 +774,10 @@ def _form_of(table: CommitLog, schema: TableSchema, sequence: str) -> _TableForm
     keys = tuple(columns.index(number) for number in schema.key)
     if any(pa.types.is_floating(types[i]) for i in keys):
         raise ValueError("a key of floating-point numbers")
+    divided = set(table.metadata.get("partitionColumns") or ())
+    partitions = tuple(i for i, its in enumerate(fields) if its["name"] in divided)
+    if len(partitions) < len(divided) or not all(is_partition_type(types[i]) for i in partitions):
+        raise ValueError("the table has partitions by values of another type")
     return _TableForm(
         columns,
         types,
@@ -762,4 +785,5 @@ def _form_of(table: CommitLog, schema: TableSchema, sequence: str) -> _TableForm
         tuple(f.get("metadata", {}).get(COLUMN_ID) for f in fields),
         keys,
         columns.index(-1),
+        partitions,
     )
