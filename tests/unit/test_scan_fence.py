@@ -119,18 +119,27 @@ def _stay(ticket: AdmissionTicket, inside: object) -> None:
         threading.Event().wait()
 
 
-def staying(gate: WorkerAdmission) -> SpawnProcess:
+def staying(ticket: AdmissionTicket) -> SpawnProcess:
     """A worker process that was admitted and does not end by itself."""
     context = multiprocessing.get_context("spawn")
     inside = context.Event()
-    worker = context.Process(target=_stay, args=(gate.ticket(), inside), daemon=True)
+    worker = context.Process(target=_stay, args=(ticket, inside), daemon=True)
     worker.start()
     assert inside.wait(60)
     return worker
 
 
+def writing(ticket: AdmissionTicket, file: Path) -> SpawnProcess:
+    """A worker process that writes as long as it may."""
+    context = multiprocessing.get_context("spawn")
+    worker = context.Process(target=_write, args=(ticket, str(file)), daemon=True)
+    worker.start()
+    return worker
+
+
 def _write(ticket: AdmissionTicket, file: str) -> None:
     """Write a letter again and again, as long as one may."""
+    Path(f"{file}.asked").touch()
     with ticket.enter(0) as admission, open(file, "ab", 0) as out:
         while True:
             admission.check()
@@ -140,7 +149,7 @@ def _write(ticket: AdmissionTicket, file: str) -> None:
 
 def test_a_worker_that_does_not_end_is_killed() -> None:
     gate = WorkerAdmission(grace=0.2)
-    worker = staying(gate)
+    worker = staying(gate.ticket())
     gate.close()
     worker.join(20)
     assert worker.exitcode == -9
@@ -148,7 +157,7 @@ def test_a_worker_that_does_not_end_is_killed() -> None:
 
 def test_a_worker_elsewhere_that_does_not_end_is_cut_off_and_ends_its_process() -> None:
     gate = WorkerAdmission(here=False, grace=0.2)
-    worker = staying(gate)
+    worker = staying(gate.ticket())
     gate.close()
     worker.join(20)
     assert worker.exitcode == os.EX_TEMPFAIL
@@ -157,22 +166,37 @@ def test_a_worker_elsewhere_that_does_not_end_is_cut_off_and_ends_its_process() 
 def test_a_frozen_worker_elsewhere_is_replaced_and_writes_no_more_when_it_wakes_up(
     tmp_path: Path,
 ) -> None:
-    gate = WorkerAdmission(here=False, lease=1.0, ping=0.05)
+    """The other one is a process, too: a task that loses its lease ends its process."""
+    gate = WorkerAdmission(here=False, grace=0.2, lease=1.0, ping=0.05)
     ticket, file = gate.ticket(), tmp_path / "written"
-    context = multiprocessing.get_context("spawn")
-    worker = context.Process(target=_write, args=(ticket, str(file)), daemon=True)
-    worker.start()
+    worker = writing(ticket, file)
     until(lambda: file.exists() and file.stat().st_size > 1000, seconds=60)
     assert worker.pid is not None
     suspend(worker.pid)
-    with ticket.enter(0) as admission:
-        assert admission.result is None
-        before = file.stat().st_size
-        os.kill(worker.pid, signal.SIGCONT)
-        worker.join(20)
-        assert worker.exitcode == os.EX_TEMPFAIL
-        assert file.stat().st_size <= before + 1  # the write that was under way
+    other = staying(ticket)
+    before = file.stat().st_size
+    os.kill(worker.pid, signal.SIGCONT)
+    worker.join(20)
+    assert worker.exitcode == os.EX_TEMPFAIL
+    assert file.stat().st_size <= before + 1  # the write that was under way
     gate.close()
+    other.join(20)
+    assert other.exitcode == os.EX_TEMPFAIL
+
+
+def test_an_attempt_that_waited_longer_than_its_lease_may_write(tmp_path: Path) -> None:
+    gate = WorkerAdmission(here=False, grace=0.2, lease=1.0, ping=0.05)
+    ticket, file = gate.ticket(), tmp_path / "written"
+    first = writing(ticket, tmp_path / "first")
+    until(lambda: gate.inside == (first.pid,), seconds=60)
+    other = writing(ticket, file)
+    until(Path(f"{file}.asked").exists, seconds=60)
+    time.sleep(2 * ticket.lease)
+    first.kill()
+    until(lambda: file.exists() and file.stat().st_size > 1000, seconds=60)
+    assert other.is_alive()
+    gate.close()
+    other.join(20)
 
 
 def _send_all(ticket: AdmissionTicket, file: str) -> None:
@@ -214,7 +238,7 @@ def test_a_task_may_write_for_less_long_than_the_lease_of_its_node(lease: float)
 
 def test_a_dead_worker_holds_up_nobody() -> None:
     gate = WorkerAdmission()
-    worker = staying(gate)
+    worker = staying(gate.ticket())
     worker.kill()
     gate.close()
     assert not gate.inside
