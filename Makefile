@@ -70,7 +70,7 @@ demo: $(VENV)/.installed-demo ## a database with a small shop and feeds at work 
 # Tests wait for servers most of their time, so there are more workers than cores. WORKERS=0 runs
 # all in one process, as a debugger wants it.
 WORKERS ?= 3
-# After a crash of a worker the rest would wait for ever for its tests: the run ends there.
+# A worker that has crashed is not replaced: the run would wait for ever for the replacement.
 PARALLEL := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 	--max-worker-restart 0
 

@@ -99,12 +99,12 @@ class AdmissionTicket:
                     return Admission(None, asked, self.lease, clock, _sized(held))
         except OSError as error:
             raise _over() from error
-        late = clock.monotonic() - asked > self.lease / 2
-        if answer != _ADMITTED or late:
-            held.close()
+        if answer == _ADMITTED and clock.monotonic() - asked <= self.lease / 2:
+            return Admission(held, asked, self.lease, clock)
+        held.close()
         if answer != _ADMITTED:
             raise _over()
-        return None if late else Admission(held, asked, self.lease, clock)
+        return None
 
 
 class Admission:

@@ -246,8 +246,9 @@ class SnapshotScan(threading.Thread):
         rows, auto = state.least_job_rows, host.asked_engine is EngineOption.AUTO
         if auto:
             rows = sum(t.rows_estimate for t in source.tables() if t.name in self.tables)
-        wanted = rows >= host.sizes.small_scan_rows
-        if not (auto and host.needs_spark):
+        if auto and host.needs_spark:
+            wanted = rows >= host.sizes.small_scan_rows
+        else:
             wanted = choose_engine(host.asked_engine, Work(rows, state.cores - 1), state).spark
         return wanted and not host.spark.hindrance(self._stopping.is_set)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.stores import StoreProblem, connect, store_problem
+from changefeed.core.stores import StoreProblem, connect, store_problem, without_empty
 
 _S3 = ("s3", "s3a", "s3n")
 #: Names of the same setting: Hadoop's, and Iceberg's own.
@@ -76,7 +76,8 @@ class S3Access:
 
     @classmethod
     def of_writer(cls, settings: Mapping[str, str]) -> S3Access | None:
-        """:meth:`of`; None: the settings ask more of a writer than is known here, as encryption."""
+        """:meth:`of`; None if a setting demands more of a writer than is known here, such as
+        encryption."""
         known = {name for names in _SETTINGS.values() for name in names}
         asked = (name for name in settings if name.startswith("fs.s3a."))
         if all(name in known or _OF_THE_CLIENT.match(name) for name in asked):
@@ -162,14 +163,16 @@ class Files:
         access = S3Access.of(self._settings)
         return connect(
             "s3",
-            {
-                "access_key": access.key or None,
-                "secret_key": access.secret or None,
-                "session_token": access.token or None,
-                "region": access.region or None,
-                "scheme": "http" if access.plain else "https",
-                "endpoint_override": access.endpoint.rpartition("//")[2] or None,
-            },
+            without_empty(
+                {
+                    "access_key": access.key,
+                    "secret_key": access.secret,
+                    "session_token": access.token,
+                    "region": access.region,
+                    "scheme": "http" if access.plain else "https",
+                    "endpoint_override": access.endpoint.rpartition("//")[2],
+                }
+            ),
             request_timeout=_ANSWER_SECONDS,
             retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=2),
         )

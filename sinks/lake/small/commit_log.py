@@ -170,6 +170,11 @@ class CommitLog:
         return found
 
     @property
+    def rows(self) -> int:
+        """How many rows the statistics of its files say it has, gone ones included."""
+        return sum(map(rows_of, self.files.values()))
+
+    @property
     def since_checkpoint(self) -> int:
         """How many versions follow the last checkpoint."""
         return self.version - self._checkpoint
@@ -184,8 +189,8 @@ class CommitLog:
         return self.place.refuses(commit_path(self.version))
 
     def _before_checkpoint(self) -> str:
-        """A name before that of the last checkpoint, which need not be the newest. The log of
-        30 days may have millions of files."""
+        """A name just before those of the version that ``_last_checkpoint`` names; empty without
+        one. What comes before may be millions of files, a log of 30 days."""
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             return f"{int(json.loads(self.place.read(f'{LOG}/{_LAST}'))['version']):020d}."
         return ""
@@ -350,6 +355,12 @@ def commit_path(version: int) -> str:
 
 def _checkpoint_path(version: int) -> str:
     return f"{LOG}/{version:020d}.checkpoint.parquet"
+
+
+def rows_of(action: Action) -> int:
+    """How many rows the statistics of a data file say it has."""
+    found = json.loads(action.get("stats") or "{}").get("numRecords")
+    return found if isinstance(found, int) else 0
 
 
 def physical_name(field: Mapping[str, Any]) -> str:

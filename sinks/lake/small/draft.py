@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from changefeed.spark.internals.delta import TIGHT_BOUNDS, WIDE_BOUNDS
 from sinks.lake.small.commit_log import Action, CommitLog
+from sinks.lake.small.partitions import Partition
 from sinks.lake.small.values import statistics
 from sinks.lake.small.vectors import Gone, VectorFile
 
@@ -30,7 +31,7 @@ class CommitDraft:
         self._change = change
         self._made: dict[str, pa.Buffer] = {}
 
-    def add(self, rows: pa.Table, partition: Mapping[str, str | None]) -> Action:
+    def add(self, rows: pa.Table, partition: Partition) -> Action:
         """Make a data file of a partition; returns its ``add`` action."""
         path, content = f"{NODE_FILES}{uuid.uuid4()}.parquet", pa.BufferOutputStream()
         pq.write_table(rows, content, compression="snappy")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sinks.lake.small.commit_log import Action, CommitLog, FileKey, file_key
+from sinks.lake.small.commit_log import Action, CommitLog, FileKey, file_key, rows_of
 from sinks.lake.small.key_index import (
     Flags,
     KeyBits,
@@ -119,7 +118,7 @@ class IndexedTable:
                 what it has read of others.
         """
         files = self.log.files
-        if sum(map(rows_of, files.values())) > most:
+        if self.log.rows > most:
             raise ValueError("the table has many rows")
         self._forget_lost()
         self._take_vectors(list(self.numbers))
@@ -200,7 +199,7 @@ class IndexMaker:
         self._most = most
         self._ended = threading.Event()
         self._made: Future[IndexedTable] = Future()
-        threading.Thread(target=self._make, name="index of a lake table", daemon=True).start()
+        threading.Thread(target=self._make, name="lake-index", daemon=True).start()
 
     @property
     def done(self) -> bool:
@@ -230,12 +229,6 @@ class IndexMaker:
             self._ended.set()
         if self._ended.is_set():
             self._table.index.close()
-
-
-def rows_of(action: Action) -> int:
-    """How many rows the statistics of a data file say it has."""
-    found = json.loads(action.get("stats") or "{}").get("numRecords")
-    return found if isinstance(found, int) else 0
 
 
 def _batches(files: Mapping[str, Action]) -> Iterator[list[str]]:

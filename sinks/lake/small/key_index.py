@@ -31,8 +31,10 @@ Bits = npt.NDArray[np.uint64]
 _ALIKE = 4
 #: Levels with more entries are on disk.
 IN_MEMORY = 1 << 18
-#: The longest text of a key, in bytes of UTF-8.
-LONGEST = 4096
+#: The longest text of a key, in bytes of UTF-8; the most columns of a key.
+LONGEST, _COLUMNS = 4096, 16
+#: Factors of a column: of a text's length and of the pairs of its bytes.
+_FACTORS = 1 + LONGEST // 2
 #: A part of an index is made for so many keys.
 _PART = 1 << 22
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
@@ -86,17 +88,17 @@ class KeyHash:
             else:
                 first += self._of_texts(column, self._weights[0], place)
                 second += self._of_texts(column, self._weights[1], place)
-                place += LONGEST + 2
+                place += _FACTORS
         return KeyBits(first, second)
 
     def _more(self, generator: np.random.Generator) -> Bits:
-        """Odd factors for the bytes of each column that a key may have."""
-        made = generator.integers(0, 1 << 63, (LONGEST + 6) * 16, np.uint64, endpoint=True)
+        """Odd factors for each column that a key may have."""
+        made = generator.integers(0, 1 << 63, _FACTORS * _COLUMNS, np.uint64, endpoint=True)
         return made * np.uint64(2) + np.uint64(1)
 
     @staticmethod
     def _of_texts(column: pa.Array, weights: Bits, place: int) -> Bits:
-        """The sum of the factors of a text's length and of each two of its bytes."""
+        """The length and each pair of bytes of a text, each times its factor, added up."""
         sizes, words = _words_of(column)
         count, lengths = len(sizes), (sizes + 1) // 2
         longest = int(lengths.max(initial=0))
@@ -182,8 +184,8 @@ class KeyIndex:
     def __init__(
         self, folder: Path, rows: int = 0, in_memory: int = IN_MEMORY, part: int = _PART
     ) -> None:
-        self._bits = max(0, rows - 1).bit_length() - max(1, part).bit_length() + 1
-        self._parts = [_PartOfKeys(folder, in_memory) for _ in range(1 << max(0, self._bits))]
+        self._bits = max(0, max(0, rows - 1).bit_length() - part.bit_length() + 1)
+        self._parts = [_PartOfKeys(folder, in_memory) for _ in range(1 << self._bits)]
 
     @property
     def entries(self) -> int:
@@ -214,7 +216,7 @@ class KeyIndex:
         """Each part, and which of the keys are in it, sorted: a search is then much faster. Of
         equal keys the newest stays the last."""
         order = np.argsort(keys.a, kind="stable")
-        if self._bits <= 0:
+        if not self._bits:
             yield self._parts[0], order
             return
         part_of = keys.a[order] >> np.uint64(64 - self._bits)

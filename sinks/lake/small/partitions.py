@@ -6,7 +6,6 @@ Format: Delta's protocol, *Partition Value Serialization*.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +54,7 @@ def by_partition(
         yield group, at, rest.take(pa.array(at))
 
 
-def with_partition(rows: pa.Table, values: Partition, kinds: Mapping[str, Any]) -> pa.Table:
+def with_partition(rows: pa.Table, values: Partition, kinds: Mapping[str, pa.DataType]) -> pa.Table:
     """The rows of a file with the columns of its partition, of these types, at their end.
 
     Raises:
@@ -64,6 +63,6 @@ def with_partition(rows: pa.Table, values: Partition, kinds: Mapping[str, Any]) 
     for name, kind in kinds.items():
         if name not in values:
             raise ValueError("a file has no value of its partition")
-        one = pa.array([values[name]], pa.string()).cast(kind)
-        rows = rows.append_column(name, one.take(pa.array(np.zeros(len(rows), np.int64))))
+        value = pa.scalar(values[name], pa.string()).cast(kind)
+        rows = rows.append_column(name, pa.repeat(value, len(rows)))
     return rows

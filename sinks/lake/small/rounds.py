@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from changefeed.core.clock import Clock
 from changefeed.core.schema import TableSchema
 from sinks.lake.small.commit_log import UNREADABLE, CommitLog, commit_info
 from sinks.lake.small.draft import NODE_FILES, CommitDraft
-from sinks.lake.small.indexed_table import IndexedTable, IndexMaker, arrays_of, rows_of, versions_of
+from sinks.lake.small.indexed_table import IndexedTable, IndexMaker, arrays_of, versions_of
 from sinks.lake.small.key_index import KeyBits, KeyIndex, whole_numbers
-from sinks.lake.small.partitions import by_partition, with_partition
+from sinks.lake.small.partitions import Partition, by_partition, with_partition
 from sinks.lake.small.table_files import TableFiles
 from sinks.lake.small.table_form import form_of
 from sinks.lake.small.values import UnsupportedCase, table_values
@@ -189,9 +189,8 @@ class SmallRounds:
         form = form_of(table, schema, self._sequence)
         if known is None or known.form.indexed != form.indexed:
             self.close()
-            rows = sum(map(rows_of, table.files.values()))
-            known = IndexedTable(table, form, KeyIndex(self._scratch, rows))
-            if rows > self._limits.at_once:
+            known = IndexedTable(table, form, KeyIndex(self._scratch, table.rows))
+            if table.rows > self._limits.at_once:
                 self._maker = IndexMaker(known, self._limits.indexed)
                 raise UnsupportedCase("the index of its keys is made first")
             self._known = known
@@ -254,7 +253,8 @@ def _commit_round(
     draft.mark((known.action(number), lost) for number, lost in gone.items())
     new = pa.table(values, form.table_columns).filter(pa.array(kept))
     added = [
-        (draft.add(rows, its), at) for its, at, rows in by_partition(new, form.partition_names)
+        (draft.add(some, partition), at)
+        for partition, at, some in by_partition(new, form.partition_names)
     ]
     inserted, updated = int((kept & ~there).sum()), int((kept & marked).sum())
     deleted = int((deletes & marked).sum())
@@ -296,9 +296,7 @@ def _join_files(known: IndexedTable, millis: int, many: int) -> None:
             _join(known, numbers, json.loads(partition), millis)
 
 
-def _join(
-    known: IndexedTable, numbers: Sequence[int], partition: Mapping[str, str | None], millis: int
-) -> None:
+def _join(known: IndexedTable, numbers: Sequence[int], partition: Partition, millis: int) -> None:
     table, form = known.log, known.form
     columns = form.table_columns
     kept = [field for field in columns if field.name not in form.partition_names]

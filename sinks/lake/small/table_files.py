@@ -14,7 +14,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
@@ -25,10 +25,12 @@ import pyarrow.parquet as pq
 
 from changefeed.core.durable import sync_path
 from changefeed.core.extras import installed
+from changefeed.core.stores import without_empty
 from sinks.lake.files import S3Access
 from sinks.lake.place import LakePlace
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import S3Store
 
 #: The folder of a table's log.
@@ -54,7 +56,8 @@ class TableFiles(Protocol):
 
     #: The table's name, for people.
     name: str
-    #: Whether a write that failed has happened, or never will. A store may still be at it.
+    #: Whether a write that has failed is there by then, or never will be. A request to a store may
+    #: still arrive.
     certain: bool
 
     def logged(self, after: str = "") -> Iterator[LogFile]:
@@ -67,11 +70,8 @@ class TableFiles(Protocol):
             FileNotFoundError, OSError
         """
 
-    @contextmanager
-    def parquet(self, path: str) -> Iterator[pq.ParquetFile]:
+    def parquet(self, path: str) -> AbstractContextManager[pq.ParquetFile]:
         """A Parquet file of which parts are read; old timestamps are in microseconds."""
-        raise NotImplementedError
-        yield
 
     def add(self, files: Mapping[str, pa.Buffer]) -> None:
         """Write new files, which survive a crash.
@@ -184,12 +184,10 @@ class StoredTableFiles:
 
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         with _as_os_errors():
-            if size is None and not start:
-                return bytes(self._store.get(self._key(path)).bytes())
             if size is not None:
                 return bytes(self._store.get_range(self._key(path), start=start, length=size))
-            found = self._store.get(self._key(path), options={"range": {"offset": start}})
-            return bytes(found.bytes())
+            rest: GetOptions = {"range": {"offset": start}} if start else {}
+            return bytes(self._store.get(self._key(path), options=rest).bytes())
 
     @contextmanager
     def parquet(self, path: str) -> Iterator[pq.ParquetFile]:
@@ -333,7 +331,7 @@ def _connected(bucket: str, access: S3Access) -> S3Store:
             config["region"] = fs.resolve_s3_region(bucket)
         return S3Store(
             bucket,
-            config=cast("Any", {name: value for name, value in config.items() if value}),
+            config=cast("Any", without_empty(config)),
             client_options={"allow_http": access.plain, "timeout": _SECONDS},
             retry_config={"max_retries": 2, "retry_timeout": _SECONDS},
         )
