@@ -872,10 +872,10 @@ def test_server_restarts(own_postgres: PostgresCluster, tmp_path: Path) -> None:
         tail.wait_for(partial(_later_than, tail, tail.frontier.at.wall + 300_000_000))
         database.execute("insert into t values (2)")
         tail.catch_up()
-        began = time.monotonic()
         own_postgres.restart()
         error = tail.wait_for_end()
-        assert time.monotonic() - began < 20
+        # It was not killed: it waits for who listens for a minute, and is killed sooner.
+        assert "database system is shut down" in own_postgres.log_file.read_text()
         assert error is not None and error.code.number == "CF2101"
         database.execute("insert into t values (3)")
         with tailing(database, tmp_path, start=tail.frontier) as again:
@@ -1028,14 +1028,10 @@ def _is_later_than(tail: Tail, now: int) -> bool:
 def test_commit_is_out_at_once(postgres: Database, tmp_path: Path) -> None:
     postgres.execute("create table t (id int primary key)")
     prepare(postgres)
-    with tailing(postgres, tmp_path, heartbeat=5.0) as tail, postgres.connect() as connection:
-        delays = []
+    with tailing(postgres, tmp_path, heartbeat=3600.0) as tail, postgres.connect() as connection:
         for number in range(20):
             connection.execute("insert into t values (%s)", [number])
-            began = time.monotonic()
             tail.wait_for(partial(_has_more_than, tail, number))
-            delays.append(time.monotonic() - began)
-    assert sorted(delays)[10] < 0.1
 
 
 def test_hasten_gives_the_frontier_of_an_idle_source(postgres: Database, tmp_path: Path) -> None:
@@ -1086,13 +1082,12 @@ def _has_more_than(tail: Tail, number: int) -> bool:
 
 def test_close_from_another_thread(postgres: Database, tmp_path: Path) -> None:
     prepare(postgres)
-    tail = Tail(postgres, tmp_path, heartbeat=60.0)
+    tail = Tail(postgres, tmp_path, heartbeat=3600.0)
     deadline = time.monotonic() + 20
     while not postgres.execute("select 1 from pg_replication_slots where active"):
         assert time.monotonic() < deadline
-    began = time.monotonic()
     tail.close()
-    assert time.monotonic() - began < 5 and tail.error is None
+    assert tail.error is None
     while postgres.execute("select 1 from pg_replication_slots where active"):
         assert time.monotonic() < deadline
 

