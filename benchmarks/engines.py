@@ -2,10 +2,12 @@
 
     python -m benchmarks.engines backlog --rows 2000000 --rounds 3
     python -m benchmarks.engines scan --rows 5000000 --rounds 3
+    python -m benchmarks.engines warehouse --rows 2000000 --rounds 3
     python -m benchmarks.engines slow --cores 4
 
 *backlog*: two feeds into Kafka wait behind the same changes in the log and are resumed one after
-the other. *scan*: two feeds scan the same table into Kafka. *slow*: a webhook that takes 20 ms for
+the other. *scan*: two feeds scan the same table into Kafka. *warehouse*: each of them
+into a file of DuckDB. *slow*: a webhook that takes 20 ms for
 each request of ten messages, one request at a time (``--parallel``; by itself the sink has four):
 with four cores there are four lanes, which wait at the same time.
 The first round warms the session, Python workers and caches of both, and is not printed. CPU is
@@ -36,7 +38,7 @@ SLOW_SECONDS = 0.02
 #: Messages of one of its requests.
 SLOW_MESSAGES = 10
 #: Rows of a round of each mode. One lane takes 45 seconds for those of *slow*.
-ROWS = {"backlog": 1_000_000, "scan": 1_000_000, "slow": 20_000}
+ROWS = {"backlog": 1_000_000, "scan": 1_000_000, "warehouse": 1_000_000, "slow": 20_000}
 
 
 def backlog(run: Run, ours: Here, count: int, rounds: int) -> None:
@@ -83,8 +85,8 @@ def _behind(
                 _timed(ours, engine, f"RESUME CHANGEFEED {engine}", count, number)
 
 
-def scan(run: Run, ours: Here, count: int, rounds: int) -> None:
-    """The same table through both, round by round."""
+def scan(run: Run, ours: Here, count: int, rounds: int, into: Callable[[str], str]) -> None:
+    """The same table through both into the sink of a name, round by round."""
     with run.database.connect() as connection:
         NARROW.create(connection)
         NARROW.change(connection, count)
@@ -93,12 +95,21 @@ def scan(run: Run, ours: Here, count: int, rounds: int) -> None:
     for number in range(rounds + 1):
         for engine in ENGINES:
             name = f"{engine}{number}"
-            sink = f"kafka://{run.broker.bootstrap}?topic_name={name}"
             create = (
-                f"CREATE CHANGEFEED {name} FOR source.narrow INTO '{sink}' WITH engine = '{engine}'"
+                f"CREATE CHANGEFEED {name} FOR source.narrow INTO '{into(name)}' "
+                f"WITH engine = '{engine}', initial_scan = 'only'"
             )
             _timed(ours, name, create, int(there), number)
             ours.execute(f"DROP CHANGEFEED {name}")
+
+
+def _into_kafka(run: Run, ours: Here, count: int, rounds: int) -> None:
+    broker = run.broker.bootstrap
+    scan(run, ours, count, rounds, lambda name: f"kafka://{broker}?topic_name={name}")
+
+
+def _into_duckdb(run: Run, ours: Here, count: int, rounds: int) -> None:
+    scan(run, ours, count, rounds, lambda name: f"duckdb://{run.folder}/{name}.duckdb")
 
 
 def _timed(ours: Here, feed: str, statement: str, count: int, number: int) -> None:
@@ -161,7 +172,8 @@ def main() -> None:
     count = given.rows or ROWS[given.mode]
     modes: dict[str, Callable[[Run, Here, int, int], None]] = {
         "backlog": backlog,
-        "scan": scan,
+        "scan": _into_kafka,
+        "warehouse": _into_duckdb,
         "slow": partial(slow, parallel=given.parallel),
     }
     spark = NodeSpark(master=f"local[{given.cores}]")

@@ -35,6 +35,8 @@ from sinks.base import (
     Durability,
     Epoch,
     LogConsumer,
+    PartPlace,
+    PartWriter,
     Receipt,
     ScanFiles,
     Sink,
@@ -48,7 +50,8 @@ __all__ = [
     # the sink, and what its methods take and return
     "Sink", "Capabilities", "Accepts", "CommitPace", "SinkContext", "SparkAccess", "Target",
     "Batch", "Receipt", "Epoch", "Durability", "Difference", "LogConsumer", "ConsumerProgress",
-    "ScanFiles", "FileProof", "ClientRow", "Resolved", "Truncate", "SchemaChange", "Ddl",
+    "PartPlace", "PartWriter", "ScanFiles", "FileProof",
+    "ClientRow", "Resolved", "Truncate", "SchemaChange", "Ddl",
     # rows and messages
     "MESSAGE_SCHEMA", "TableName", "TableSchema", "Column", "Form", "BeforeImage", "KeyRange",
     "Timestamp",

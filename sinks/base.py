@@ -63,6 +63,17 @@ class CommitPace:
     bytes: int = 0
 
 
+class PartPlace(StrEnum):
+    """Where tasks of Spark write the files of which a sink loads a large scan."""
+
+    NONE = ""
+    """Nowhere: the sink loads none."""
+    FOLDER = "folder"
+    """A directory of the node, which executors must have by the same path."""
+    OWN = "own"
+    """A place of the sink that executors reach as the node does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a sink can do. The planner refuses options that need more.
@@ -93,6 +104,7 @@ class Capabilities:
         ends_scans: it can find the rows of the target that a scan did not find. A sink without this
             only adds messages.
         scans_by_spark: a large scan reaches it as a DataFrame.
+        loads_parts: a large scan reaches it as files that tasks of Spark write; where these are.
         compares_parts: where its target can be compared with the source, so can the rows of a range
             of keys alone (:attr:`Target.part`).
         repairs: single rows of a table may come again as rows of a scan (:attr:`Batch.scan`), among
@@ -129,6 +141,7 @@ class Capabilities:
     evolves: bool = False
     ends_scans: bool = False
     scans_by_spark: bool = False
+    loads_parts: PartPlace = PartPlace.NONE
     compares_parts: bool = False
     repairs: bool = False
     pulled: bool = False
@@ -420,10 +433,16 @@ DECLARED: dict[str, tuple[str, ...]] = {
     "evolves": ("evolve",),
     "ends_scans": ("end_scan",),
     "scans_by_spark": ("write_scan",),
+    "loads_parts": ("write_parts",),
     "keeps_progress": ("commit_with", "progress"),
     "compares": ("compare",),
     "pulled": ("pull",),
 }
+
+
+#: Writes the rows of a part of a scan, in the log's schema, to a file of the sink, in the process
+#: that is called; pickles. Takes the number of the part.
+PartWriter = Callable[[int, Iterator["pa.Table"]], Receipt]
 
 
 class Sink(ABC):
@@ -606,6 +625,26 @@ class Sink(ABC):
         this thread and waits for their end.
         """
         raise _undeclared(self, "scans_by_spark")
+
+    # ---------------------------------------------------------------- loads_parts
+
+    def write_parts(
+        self,
+        written: Callable[[PartWriter], Sequence[Receipt]],
+        epoch: Epoch,
+        target: Target,
+        schema: TableSchema,
+    ) -> Receipt:
+        """Load rows of a scan out of files; durable on return. For sinks of :attr:`Accepts.ROWS`.
+
+        Call ``written`` once, in the calling thread, with what writes the rows of a part, each key
+        once, to a file. It runs that in tasks of Spark, and returns one receipt of each part. A
+        part may be written several times, also at the same time, so each call writes a file of
+        its own. Load only files with a receipt, and remove all of them before the return, or before
+        the next call after a crash. A large table comes in several calls, if the scan can go on;
+        the same rows may come again after a failure.
+        """
+        raise _undeclared(self, "loads_parts")
 
     # ---------------------------------------------------------------- keeps_progress
 

@@ -16,6 +16,11 @@ from enum import StrEnum
 DRIVER_ROWS_A_SECOND = 280_000
 #: The same in each task of a job.
 TASK_ROWS_A_SECOND = 145_000
+#: Into a warehouse that loads files (docs/decisions/warehouse-parts.md): how much the node reads,
+#: stages, loads and merges; how much a task reads and stages, and the node loads and merges of it.
+WAREHOUSE_ROWS_A_SECOND = 165_000
+STAGED_ROWS_A_SECOND = 170_000
+LOADED_ROWS_A_SECOND = 400_000
 #: Until a session is there that has not been started: the JVM and the first Python workers.
 SESSION_SECONDS = 11.0
 #: A job in a session that is there: planning, tasks, a sink opened in each.
@@ -79,11 +84,13 @@ class Work:
         rows: an estimate of the number of rows.
         tasks: the largest number of tasks.
         hindrance: why Spark cannot do it, whatever the option says; empty if it can.
+        loads: what a job stages is loaded by the node.
     """
 
     rows: int
     tasks: int
     hindrance: str = ""
+    loads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +112,7 @@ def choose_engine(asked: EngineOption, work: Work, state: SparkState) -> EngineC
         return EngineChoice(False, f"fewer than {state.least_job_rows:,} rows")
     if asked is EngineOption.SPARK:
         return EngineChoice(True, "engine = 'spark'")
-    here = work.rows / DRIVER_ROWS_A_SECOND
+    here = work.rows / (WAREHOUSE_ROWS_A_SECOND if work.loads else DRIVER_ROWS_A_SECOND)
     there = job_seconds(work, state)
     words = f"about {work.rows:,} rows: {here:.1f} s in the node, {there:.1f} s as a Spark job"
     return EngineChoice(there < here, words)
@@ -115,4 +122,7 @@ def job_seconds(work: Work, state: SparkState) -> float:
     """The estimated seconds of a Spark job for the work, including the start of the session."""
     tasks = max(1, min(work.tasks, state.cores))
     start = 0.0 if state.ready else SESSION_SECONDS
-    return start + JOB_SECONDS + work.rows / (tasks * TASK_ROWS_A_SECOND)
+    if work.loads:
+        start += work.rows / LOADED_ROWS_A_SECOND
+    speed = STAGED_ROWS_A_SECOND if work.loads else TASK_ROWS_A_SECOND
+    return start + JOB_SECONDS + work.rows / (tasks * speed)

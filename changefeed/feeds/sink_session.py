@@ -193,7 +193,8 @@ class SinkSession:
 
         Spark only makes such a scan faster, so a node without Spark reads the table itself.
         """
-        return self._given is None and sink.capabilities.executor and self._spark.installed
+        can = sink.capabilities.executor or sink.capabilities.loads_parts
+        return self._given is None and bool(can) and self._spark.installed
 
     def keeps(self, sink: Sink) -> bool:
         """Whether this sink stores the feed's progress for exactly-once delivery."""

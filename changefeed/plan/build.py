@@ -379,8 +379,9 @@ class Planner:
             if names_origin(options):
                 origin = origin_of(connection.uri, source.database)
             messages = table_messages(options, first.progress, schema, members, shape, origin)
-        gathers, files = 0.0, None
+        gathers, files, can = 0.0, None, sink.capabilities
         if not self.problems:
+            can = sink.able(options)
             gathers, files = sink.files_a_day(options, len({t.progress.topic for t in tables}))
         rights = self.around.rights
         return FeedPlan(
@@ -401,7 +402,7 @@ class Planner:
                 real_uri=sink.real,
                 shown_uri=sink.shown,
                 scheme=sink.scheme,
-                capabilities=sink.capabilities,
+                capabilities=can,
                 options=options,
                 topics=tuple(dict.fromkeys(t.progress.topic for t in tables)),
                 gathers=gathers,

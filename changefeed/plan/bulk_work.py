@@ -54,7 +54,7 @@ def scan_hindrance(
     if limit:
         return f"a scan with {limit} is read by the node"
     if sink.takes_rows:
-        return "" if sink.scans_by_spark else _STAGED
+        return "" if sink.scans_by_spark or sink.loads_parts else _STAGED
     if exactly_once:
         return _ONE_WRITER
     return "" if sink.executor else "this sink is written by the node"

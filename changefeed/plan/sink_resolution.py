@@ -66,6 +66,16 @@ class ResolvedSink:
         sink = registry.open_sink(self.real, options)
         return sink.pacing().seconds, sink.files_a_day(tables)
 
+    def able(self, options: Options) -> Capabilities:
+        """What the sink can do with its URI and these options.
+
+        Raises:
+            ChangefeedError: the URI or an option is wrong.
+        """
+        if self.written is None:
+            return self.capabilities
+        return registry.open_sink(self.real, options).capabilities
+
     def owner(self, options: Options) -> Sink | None:
         """The sink, if each table needs its own target there; it knows their names.
 

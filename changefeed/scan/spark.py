@@ -4,6 +4,7 @@ No shuffle::
 
     messages    part -> read() -> encoded -> deliver(), all in one Python worker
     typed rows  part -> read() in a Python worker -> what the sink's own action does in the JVM
+    files       part -> read() -> a file of the sink, all in one Python worker; the node loads it
 
 A part is a task of a job, which Spark retries. The parts of a snapshot that workers hold are
 divided among these workers (:mod:`changefeed.spark.standing`); a part whose worker was lost goes to
@@ -48,6 +49,7 @@ from changefeed.spark.sealed import sealed
 from changefeed.spark.staging import ArrowFiles
 from changefeed.spark.staging_place import StagingPlace
 from changefeed.spark.standing import LostWorker
+from sinks.base import PartWriter, Receipt
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -134,7 +136,9 @@ class _PartWork:
 
 
 class _Task:
-    def __init__(self, parts: Sequence[ReadablePart], work: _PartWork) -> None:
+    def __init__(
+        self, parts: Sequence[ReadablePart], work: Callable[[int, ReadablePart], PartResult]
+    ) -> None:
         self._parts = parts
         self._work = work
 
@@ -143,16 +147,20 @@ class _Task:
             for number in batch.column("id").to_pylist():
                 with errors_packed():
                     done = self._work(number, self._parts[number])
-                yield pa.record_batch([[done.part], [done.rows], [done.bytes]], schema=RECEIPT)
+                values = [[done.part], [done.rows], [done.bytes], [done.staged]]
+                yield pa.record_batch(values, schema=RECEIPT)
 
 
 def _tasks(
-    session: SparkSession, host: str, parts: Sequence[ReadablePart], work: _PartWork
+    session: SparkSession,
+    host: str,
+    parts: Sequence[ReadablePart],
+    work: Callable[[int, ReadablePart], PartResult],
 ) -> list[PartResult]:
     numbers = session.range(len(parts), numPartitions=len(parts))
     with sealed(_Task(parts, work), host) as task:
         receipts = numbers.mapInArrow(task, RECEIPT_DDL).collect()
-    return [PartResult(r["part"], r["rows"], r["bytes"]) for r in receipts]
+    return [PartResult(r["part"], r["rows"], r["bytes"], tuple(r["staged"])) for r in receipts]
 
 
 def _divided(
@@ -229,6 +237,54 @@ def _shaped(
         yield table
         rows, size = rows + table.num_rows, size + table.nbytes
         tell(number, rows, size)
+
+
+@dataclass
+class _SinkFile:
+    """Writes the rows of a part to a file of the sink, in the process that is called."""
+
+    write: PartWriter
+    shape: Callable[[pa.RecordBatch], pa.Table]
+    tell: Callable[[int, int, int], None]
+
+    def __call__(self, number: int, part: ReadablePart) -> PartResult:
+        done = self.write(number, _shaped(number, part, self.shape, self.tell))
+        return PartResult(number, done.rows, done.bytes, done.staged)
+
+
+def write_parts(
+    spark: NodeSpark,
+    parts: Sequence[ReadablePart],
+    write: PartWriter,
+    *,
+    shape: Callable[[pa.RecordBatch], pa.Table],
+    group: JobGroup | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    workers: Sequence[ScanWorker] = (),
+) -> list[Receipt]:
+    """Write each part to a file of the sink; one receipt of each.
+
+    Args:
+        spark: started or not; waits for it.
+        shape: what is read -> rows of the sink; pickles.
+        group: name for :meth:`NodeSpark.cancel`.
+        on_progress: takes rows and bytes of all parts now and then.
+        workers: as of :func:`run_scan`.
+
+    Raises:
+        ChangefeedError: of the first part that failed; CF2201 all workers were lost; CF4002.
+    """
+    if not parts:
+        return []
+    with spark.use(group) as session:
+        host = driver_host(session)
+        with Listener(on_progress or (lambda rows, size: None), host) as tell:
+            work = _SinkFile(write, shape, tell)
+            if workers:
+                done = _divided(workers, parts, work)
+            else:
+                done = _tasks(session, host, parts, work)
+    return [Receipt(one.part, one.rows, one.bytes, one.staged) for one in done]
 
 
 @dataclass

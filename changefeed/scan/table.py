@@ -9,6 +9,7 @@ messages, exactly once  encoded here, one commit        read here in parallel, o
 rows                    read here, one commit           read here in parallel, in rounds
 rows, by Spark          read here, one commit           Spark; the sink runs the job
 rows, in workers        read here, one commit           Spark's workers write files for that job
+rows, by files          read here, one commit           Spark's workers write files; loaded here
 ======================  ==============================  =======================================
 
 A table counts as scanned when all its rows are durable and the sink knows that the scan ended.
@@ -60,11 +61,12 @@ from changefeed.scan.admission import (
 )
 from changefeed.scan.host import ScanHost, scan_progress_key
 from changefeed.scan.repair import keys_to_delete, why_rescan
-from changefeed.scan.spark import row_frame, run_scan, stored_frame
+from changefeed.scan.spark import row_frame, run_scan, stored_frame, write_parts
 from changefeed.spark.progress import driver_host
 from sinks.base import (
     Batch,
     Epoch,
+    PartPlace,
     Receipt,
     Sink,
     SinkContext,
@@ -225,7 +227,10 @@ class ScanWork:
         parts = found.parts
         writer = ScanWriter(self, sink, schema, progress)
         choice = self._engine(writer, rows, len(parts))
-        if choice.spark and (why := self.host.spark.hindrance(self.stopping)):
+        folder = None
+        if sink.capabilities.loads_parts is PartPlace.FOLDER:
+            folder = Path(self.host.sinks.context(scan=True).scratch)
+        if choice.spark and (why := self.host.spark.hindrance(self.stopping, folder)):
             choice = EngineChoice(False, why, hindered=True)
         if choice.spark:
             text = f"scan of {schema.table.schema}.{schema.table.name} as a Spark job"
@@ -247,7 +252,9 @@ class ScanWork:
             if self.host.plan(schema).deletes is Deletes.ONLY:
                 parts = ()
             with span("changefeed.scan", {"feed": name, "table": str(schema.table)}) as traced:
-                if writer.typed and choice.spark:
+                if choice.spark and sink.capabilities.loads_parts:
+                    self._typed_by_files(parts, writer, first=found.first)
+                elif writer.typed and choice.spark:
                     self._typed_by_spark(parts, writer, first=found.first)
                 elif writer.typed:
                     self._typed_here(parts, writer)
@@ -329,12 +336,13 @@ class ScanWork:
         if not why and not host.source_runtime.source.parts_travel and not self.workers:
             why = "Spark has no core to spare for a worker that holds the snapshot"
         asked = host.asked_engine
-        if writer.typed and asked is EngineOption.AUTO and not why:
+        loads = bool(writer.sink.capabilities.loads_parts)
+        if writer.typed and not loads and asked is EngineOption.AUTO and not why:
             # The session is needed for the merge anyway: only the job itself counts.
             small = parts <= 1 and rows < host.sizes.small_scan_rows
             return EngineChoice(not small, "Spark merges this table in any case")
         tasks = min(parts, len(self.workers)) if self.workers else parts
-        return choose_engine(asked, Work(rows, max(1, tasks), why), host.spark.state())
+        return choose_engine(asked, Work(rows, max(1, tasks), why, loads), host.spark.state())
 
     # -- typed rows -------------------------------------------------------------------------
 
@@ -375,6 +383,31 @@ class ScanWork:
                         frame, writer.epoch, writer.target, writer.seen
                     )
             writer.written(written, numbers)
+
+    def _typed_by_files(
+        self, parts: Sequence[ScanPart], writer: ScanWriter, *, first: bool
+    ) -> None:
+        write = partial(
+            write_parts,
+            self.host.spark,
+            shape=partial(self.host.row_plan(writer.schema).scanned, at=self.at),
+            group=replace(self.group, table=str(writer.schema.table)),
+            on_progress=writer.progress_of_round,
+            workers=self.workers,
+        )
+        for numbers in self._rounds(len(parts), writer, SPARK_ROUNDS if first else SPARK_MERGES):
+            if self.stopping():
+                raise ScanStopped
+            self.host.sinks.check_lease()
+            # As above: the job is cancelled with the group, and the barrier waits for its end.
+            with self.barrier.passing():
+                loaded = writer.sink.write_parts(
+                    partial(write, parts[numbers.start : numbers.stop]),
+                    writer.epoch,
+                    writer.target,
+                    writer.seen,
+                )
+            writer.written(loaded, numbers)
 
     def _rounds(self, parts: int, writer: ScanWriter, most: int) -> Sequence[range]:
         """The numbers of the parts that Spark reads for one commit: of all, if the scan cannot go
@@ -491,11 +524,13 @@ def spark_hindrance(host: ScanHost, sink: Sink) -> str:
         takes_workers=source.takes_workers,
         limit=host.limits.option,
     )
+    can, place = sink.capabilities, host.spark.shared_place.root
     # The client of HDFS is in the JVM, and Python workers write the rows of such a snapshot.
-    staged = sink.capabilities.takes_rows and not source.parts_travel
-    if not why and staged and host.spark.shared_place.root.startswith("hdfs://"):
+    if not why and can.scans_by_spark and not source.parts_travel and place.startswith("hdfs://"):
         return "the snapshot of this source cannot be staged in HDFS"
-    if not why and not sink.capabilities.takes_rows and not host.sinks.in_workers(sink):
+    if not why and can.loads_parts is PartPlace.FOLDER and "://" in place:
+        return f"this sink loads files of a directory, and the staging place is {place}"
+    if not why and not can.scans_by_spark and not host.sinks.in_workers(sink):
         return "Spark cannot be started here"
     return why or host.spark.state().hindrance
 

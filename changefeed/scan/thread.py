@@ -240,7 +240,8 @@ class SnapshotScan(threading.Thread):
         before anything is known of the tables' parts."""
         host = self._host
         repairs = all(table.repair is not None for table in self.tables.values())
-        if source.parts_travel or repairs or spark_hindrance(host, host.sinks.new_sink()):
+        sink = host.sinks.new_sink()
+        if source.parts_travel or repairs or spark_hindrance(host, sink):
             return False
         state = host.spark.state()
         rows, auto = state.least_job_rows, host.asked_engine is EngineOption.AUTO
@@ -249,7 +250,8 @@ class SnapshotScan(threading.Thread):
         if auto and host.needs_spark:
             wanted = rows >= host.sizes.small_scan_rows
         else:
-            wanted = choose_engine(host.asked_engine, Work(rows, state.cores - 1), state).spark
+            work = Work(rows, state.cores - 1, loads=bool(sink.capabilities.loads_parts))
+            wanted = choose_engine(host.asked_engine, work, state).spark
         return wanted and not host.spark.hindrance(self._stopping.is_set)
 
     @contextmanager

@@ -31,15 +31,23 @@ class PartDelivery(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
-    """The rows and bytes of one part that were delivered."""
+    """The rows and bytes of one part that were delivered; ``staged``: in which files."""
 
     part: int
     rows: int
     bytes: int
+    staged: tuple[str, ...] = ()
 
 
-RECEIPT = pa.schema([("part", pa.int32()), ("rows", pa.int64()), ("bytes", pa.int64())])
-RECEIPT_DDL = "part int, rows bigint, bytes bigint"
+RECEIPT = pa.schema(
+    [
+        ("part", pa.int32()),
+        ("rows", pa.int64()),
+        ("bytes", pa.int64()),
+        ("staged", pa.list_(pa.string())),
+    ]
+)
+RECEIPT_DDL = "part int, rows bigint, bytes bigint, staged array<string>"
 
 
 class Deliverer:

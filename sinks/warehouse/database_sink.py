@@ -159,11 +159,7 @@ class DatabaseSink(TableSink):
         receipt = Receipt(batch.partition, batch.rows.num_rows, batch.rows.nbytes)
         if rows.num_rows == 0:
             return receipt
-        self._tables.connect()
-        known = self._tables.find(batch.target, batch.schema)
-        shape = TargetShape(batch.schema, batch.target.topic)
-        self._tables.prepare(known, shape, scan=batch.scan)
-        pending = self._pending_rows(known, shape, batch.scan)
+        pending = self.pending_rows(batch.target, batch.schema, scan=batch.scan)
         pending.add(rows, self._tables.warehouse.dialect)
         gathered = sum(table.num_rows for table in pending.buffer)
         if gathered >= self.load_rows or pending.buffered >= self.load_bytes:
@@ -174,7 +170,11 @@ class DatabaseSink(TableSink):
         shape = TargetShape(batch.schema, batch.target.topic)
         check_values(shape, shape.staged(rows, 0), self._tables.warehouse.dialect)
 
-    def _pending_rows(self, known: KnownTable, shape: TargetShape, scan: bool) -> PendingRows:
+    def pending_rows(self, target: Target, schema: TableSchema, *, scan: bool) -> PendingRows:
+        """Rows of a table that gather for the next commit, after its target was made ready."""
+        self._tables.connect()
+        known, shape = self._tables.find(target, schema), TargetShape(schema, target.topic)
+        self._tables.prepare(known, shape, scan=scan)
         for pending in self._pending:
             same = pending.table.topic == shape.topic and pending.scan == scan
             if same and pending.shape.schema == shape.schema:

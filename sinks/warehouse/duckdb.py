@@ -10,9 +10,9 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import IO, TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.settings import Parameter, Settings, setting
 from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import invalid_uri
+from sinks.base import Capabilities, PartPlace, SinkContext
 from sinks.merged.values import decimal_pattern
 from sinks.warehouse.dialect import (
     ANNO_DOMINI,
@@ -27,10 +28,9 @@ from sinks.warehouse.dialect import (
     Dialect,
     SqlStatement,
     TypeRule,
-    Warehouse,
 )
 from sinks.warehouse.errors import explained
-from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.parts import FileWarehouse, PartFiles, PartsSink
 
 if TYPE_CHECKING:
     import duckdb
@@ -121,7 +121,20 @@ _files: dict[str, _File] = {}
 _files_lock = threading.Lock()
 
 
-class DuckDB(Warehouse):
+@dataclass(frozen=True)
+class FolderFiles(PartFiles):
+    """Files of a directory that node and executors have by the same path."""
+
+    folder: Path
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / name, "wb") as file:
+            yield file
+
+
+class DuckDB(FileWarehouse):
     """One database file."""
 
     def __init__(self, path: str, schema: str = "") -> None:
@@ -232,6 +245,28 @@ class DuckDB(Warehouse):
             )
             cursor.unregister("_changefeed_rows")
 
+    @contextmanager
+    def part_files(self, context: SinkContext, name: str) -> Iterator[FolderFiles]:
+        assert context.spark is not None
+        with context.spark.shared_folder(Path(context.scratch, f"parts-{name}")) as folder:
+            yield FolderFiles(Path(folder))
+
+    def load_files(self, table: str, files: PartFiles, names: Sequence[str], load_id: str) -> None:
+        assert isinstance(files, FolderFiles)
+        paths = [str(files.folder / name) for name in names]
+        if lost := sum(not os.path.exists(path) for path in paths):
+            raise ChangefeedError(
+                Code.SINK_REFUSED_DATA,
+                f"{self.place} cannot load what Spark's executors wrote",
+                detail=f"{lost} of {len(paths)} files are not in {files.folder} of this machine",
+                hint="let the executors share the state directory, or set engine = 'driver'.",
+            )
+        listed = ", ".join(map(self.dialect.literal, paths))
+        with self._writing(), explained(self._ours):
+            self._opened().execute(
+                f"INSERT INTO {self.name(table)} BY NAME SELECT * FROM read_parquet([{listed}])"
+            )
+
     def rest(self) -> None:
         """Let go of the file once no other sink of this process uses it."""
         cursor, self._cursor = self._cursor, None
@@ -304,8 +339,12 @@ class DuckDBSettings(Settings):
             yield invalid_uri("a DuckDB sink names a file", "write duckdb:///path/file.duckdb")
 
 
-class DuckDBSink(WarehouseSink):
+class DuckDBSink(PartsSink):
     """Tables of a DuckDB file."""
+
+    capabilities: ClassVar[Capabilities] = replace(
+        PartsSink.capabilities, loads_parts=PartPlace.FOLDER
+    )
 
     parameters: ClassVar[tuple[Parameter, ...]] = DuckDBSettings.parameters()
 

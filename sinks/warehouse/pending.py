@@ -101,6 +101,10 @@ class PendingRows:
             self.missing |= lacking(found[MISSING])
             yield found
 
+    def load_id(self, node: str) -> str:
+        """The name of the next load, of a process (:attr:`sinks.base.SinkContext.node`)."""
+        return f"{node}_{self.batch}_{self.loads}"
+
     def clear(self) -> None:
         """The rows have gone where they belong."""
         self.spilled, self.buffer, self.buffered = [], [], 0

@@ -49,7 +49,7 @@ from sinks.warehouse.tables import TargetTable, scan_name, staging_name
 log = logging.getLogger("changefeed.sinks.warehouse")
 
 #: Codes of what a database does not take.
-_REFUSALS = (Code.SINK_CANNOT_TAKE_TABLE, Code.SINK_REFUSED_DATA)
+REFUSALS = (Code.SINK_CANNOT_TAKE_TABLE, Code.SINK_REFUSED_DATA)
 
 #: Rows in staging of a process that died are removed after so long.
 _STALE_US = 3_600_000_000
@@ -133,7 +133,7 @@ class WarehouseSink(DatabaseSink):
                 try:
                     warehouse.query(f"SELECT count({value}) FROM {rows}")
                 except ChangefeedError as found:
-                    if found.code not in _REFUSALS or not self._readable(column.name, rows):
+                    if found.code not in REFUSALS or not self._readable(column.name, rows):
                         return error
                     why = unfit(kept_as(rule, d))
                     return refused_value(shape.schema, shape.topic, column, why, str(found.detail))
@@ -311,7 +311,7 @@ class WarehouseSink(DatabaseSink):
 
     def _load_rows(self, pending: PendingRows, rows: pa.Table) -> None:
         with self._tables.errors():
-            load_id = f"{self._opened.node}_{pending.batch}_{pending.loads}"
+            load_id = pending.load_id(self._opened.node)
             self._tables.warehouse.load(pending.staging, rows, load_id)
 
     def _of_load(
@@ -319,7 +319,7 @@ class WarehouseSink(DatabaseSink):
     ) -> ChangefeedError:
         """A refused load is about its table: about a row of it, if a row without values is taken.
         The error of a load names no row."""
-        if error.code not in _REFUSALS:
+        if error.code not in REFUSALS:
             return error
         error.target = pending.table.topic
         if not error.about_row:

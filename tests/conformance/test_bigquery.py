@@ -129,7 +129,7 @@ def test_loads_through_a_bucket(
     root = bigquery.folder / "gcs"
     (root / "bucket" / "feeds").mkdir(parents=True, exist_ok=True)
     store = SubTreeFileSystem(str(root), LocalFileSystem())
-    monkeypatch.setattr(BigQueryWarehouse, "_filesystem", lambda self: store)
+    monkeypatch.setattr(BigQueryWarehouse, "files", lambda self: store)
     monkeypatch.setattr(warehouse, "_bucket", "bucket/feeds")
     for _ in range(2):
         warehouse.load("s", ROWS, "load-1")

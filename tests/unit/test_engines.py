@@ -14,6 +14,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.engines import (
     JOB_SECONDS,
     LEAST_JOB_ROWS,
+    LOADED_ROWS_A_SECOND,
     SESSION_SECONDS,
     EngineOption,
     SparkState,
@@ -61,6 +62,19 @@ def test_the_faster_engine_is_chosen(
     assert choice.reason
 
 
+@pytest.mark.parametrize(
+    ("cores", "rows", "spark"),
+    [(1, 10_000_000, False), (2, 10_000_000, True), (2, 300_000, False), (16, 50_000, False)],
+)
+def test_a_warehouse_gains_by_tasks_what_the_node_need_not_load(
+    cores: int, rows: int, spark: bool
+) -> None:
+    """The node loads and merges what tasks stage, and no number of them is faster than that."""
+    work, state = Work(rows, 32, loads=True), SparkState(ready=True, cores=cores)
+    assert choose_engine(AUTO, work, state).spark is spark
+    assert job_seconds(work, state) > rows / LOADED_ROWS_A_SECOND
+
+
 def test_work_that_spark_cannot_do_stays_and_says_why() -> None:
     choice = choose_engine(SPARK, Work(10**9, 32, "one writer"), CLUSTER)
     assert (choice.spark, choice.reason) == (False, "one writer")
@@ -81,7 +95,7 @@ def test_a_scan_into_a_lake_stays_where_executors_lack_our_functions(
         source_runtime=SimpleNamespace(
             source=SimpleNamespace(parts_travel=True, takes_workers=False)
         ),
-        spark=SimpleNamespace(state=lambda: state),
+        spark=SimpleNamespace(state=lambda: state, shared_place=SimpleNamespace(root="/")),
     )
     sink = SimpleNamespace(capabilities=registry.capabilities("delta"))
     name = JobName("f", 1, "scan 1")
@@ -196,6 +210,7 @@ def test_each_column_of_a_key_counts() -> None:
         assert set(lanes(schema, list(keys), 4)) == {0, 1, 2, 3}
 
 
+STAGED = "the rows of this sink are staged by the node"
 BOTH = "the node or a Spark job, whichever is estimated to be faster, for "
 
 
@@ -227,6 +242,8 @@ BOTH = "the node or a Spark job, whichever is estimated to be faster, for "
             "spark, except for a few rows, for scans, not for backlogs: transaction_metadata "
             "numbers the changes of all tables together",
         ),
+        ("duckdb", {}, True, False, f"auto: {BOTH}scans, not for backlogs: {STAGED}"),
+        ("postgresql", {"engine": "spark"}, True, False, f"driver: {STAGED}"),
         (
             "delta",
             {},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,10 +31,14 @@ from google.oauth2 import service_account
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, limit_requests
+from sinks.base import SinkContext
 from sinks.warehouse.bigquery.errors import sorted_out, translated
 from sinks.warehouse.bigquery.sql import BigQueryDialect, escape_name, plain_name
-from sinks.warehouse.dialect import SqlStatement, Warehouse
+from sinks.warehouse.dialect import SqlStatement
 from sinks.warehouse.errors import readable
+from sinks.warehouse.parts import FileWarehouse, PartFiles
+
+log = logging.getLogger("changefeed.sinks.bigquery")
 
 #: Limits of one script and of one transaction, with some room.
 _SCRIPT_BYTES, _TRANSACTION_TABLES = 900_000, 30
@@ -61,7 +66,21 @@ class Limits:
     patience: float = PATIENCE
 
 
-class BigQueryWarehouse(Warehouse):
+@dataclass(frozen=True)
+class BucketFiles(PartFiles):
+    """Objects of a bucket whose names begin alike. A task logs in by itself: a token of the node
+    would end in an hour."""
+
+    warehouse: BigQueryWarehouse
+    prefix: str
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[Any]:
+        with self.warehouse.files().open_output_stream(self.prefix + name) as file:
+            yield file
+
+
+class BigQueryWarehouse(FileWarehouse):
     """A dataset. Not connected until :meth:`connect`.
 
     Args:
@@ -99,6 +118,9 @@ class BigQueryWarehouse(Warehouse):
         self._bucket = bucket.strip("/")
         self._credentials: Credentials | None = None
         self._client: bigquery.Client | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_credentials": None, "_client": None}
 
     # ------------------------------------------------------------------ connection
 
@@ -254,24 +276,55 @@ class BigQueryWarehouse(Warehouse):
 
     def load(self, table: str, rows: pa.Table, load_id: str) -> None:
         renamed = rows.rename_columns([escape_name(name) for name in rows.column_names])
+        first = self._job_id(table, load_id)
+        with translated(self.place, "a load", table), self._file(renamed, first) as source:
+            self._load_from(table, source, first)
+
+    @contextmanager
+    def part_files(self, context: SinkContext, name: str) -> Iterator[BucketFiles]:
+        ours = f"{self._bucket}/changefeed_parts/{context.state}-{context.job_id}"
+        self._clear(ours)
+        try:
+            yield BucketFiles(self, f"{ours}/{name}-")
+        finally:
+            try:
+                self._clear(ours)
+            except ChangefeedError as error:  # the next round removes them
+                log.warning("files of a scan stay in the bucket for now: %s", error.message)
+
+    def _clear(self, folder: str) -> None:
+        with translated(self.place, "removing files of a scan"):
+            self.files().delete_dir_contents(folder, missing_dir_ok=True)
+
+    def load_files(self, table: str, files: PartFiles, names: Sequence[str], load_id: str) -> None:
+        assert isinstance(files, BucketFiles)
+        with translated(self.place, "a load", table):
+            paths = [f"gs://{files.prefix}{name}" for name in names]
+            self._load_from(table, paths, self._job_id(table, load_id))
+
+    def file_column(self, name: str) -> str:
+        return escape_name(name)
+
+    def _job_id(self, table: str, load_id: str) -> str:
         # Ids are the project's: those of another dataset must not meet ours.
         identity = f"{self._reference(table)} {load_id}"
-        first = "changefeed_" + hashlib.sha256(identity.encode()).hexdigest()[:40]
-        with translated(self.place, "a load", table), self._file(renamed, first) as source:
-            for attempt in range(1, _ATTEMPTS):
-                # A job that failed keeps its id: the next attempt has another one.
+        return "changefeed_" + hashlib.sha256(identity.encode()).hexdigest()[:40]
+
+    def _load_from(self, table: str, source: IO[bytes] | Sequence[str], first: str) -> None:
+        for attempt in range(1, _ATTEMPTS):
+            # A job that failed keeps its id: the next attempt has another one.
+            with readable(self.place, "a load"):
+                job, is_new = self._load_job(table, source, f"{first}_{attempt}")
+            try:
                 with readable(self.place, "a load"):
-                    job, is_new = self._load_job(table, source, f"{first}_{attempt}")
-                try:
-                    with readable(self.place, "a load"):
-                        job.result(retry=self._retry)
-                    return
-                except api.GoogleAPICallError:
-                    if is_new or job.error_result is None:
-                        raise
+                    job.result(retry=self._retry)
+                return
+            except api.GoogleAPICallError:
+                if is_new or job.error_result is None:
+                    raise
 
     def _load_job(
-        self, table: str, source: IO[bytes] | str, job_id: str
+        self, table: str, source: IO[bytes] | Sequence[str], job_id: str
     ) -> tuple[bigquery.LoadJob, bool]:
         """The job of this id, and whether it is new."""
         config = bigquery.LoadJobConfig(
@@ -283,7 +336,7 @@ class BigQueryWarehouse(Warehouse):
         )
         client, target = self._connected, self._reference(table)
         try:
-            if isinstance(source, str):
+            if isinstance(source, Sequence):
                 made = client.load_table_from_uri(
                     source,
                     target,
@@ -310,7 +363,7 @@ class BigQueryWarehouse(Warehouse):
             return cast(bigquery.LoadJob, found), False
 
     @contextmanager
-    def _file(self, rows: pa.Table, name: str) -> Iterator[IO[bytes] | str]:
+    def _file(self, rows: pa.Table, name: str) -> Iterator[IO[bytes] | Sequence[str]]:
         if not self._bucket:
             with tempfile.TemporaryFile() as file:
                 pq.write_table(rows, file, compression="zstd")
@@ -318,20 +371,22 @@ class BigQueryWarehouse(Warehouse):
                 yield file
             return
         path = f"{self._bucket}/{name}.parquet"
-        files = self._filesystem()
+        files = self.files()
         try:
             pq.write_table(rows, path, compression="zstd", filesystem=files)
-            yield f"gs://{path}"
+            yield [f"gs://{path}"]
         finally:
             try:
                 files.delete_file(path)
             except FileNotFoundError:
                 pass  # the write itself failed
 
-    def _filesystem(self) -> Any:
+    def files(self) -> Any:
         """Cloud Storage with the login of the client (its tokens last an hour, a load minutes)."""
+        if self._credentials is None:
+            self._credentials = self._login()
         login = self._credentials
-        if login is None or isinstance(login, AnonymousCredentials):
+        if isinstance(login, AnonymousCredentials):
             return pyarrow.fs.GcsFileSystem(anonymous=True)
         with requests.Session() as session:
             limit_requests(session, self._limits.idle, self._limits.patience)

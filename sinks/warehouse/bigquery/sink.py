@@ -10,13 +10,15 @@ import base64
 import binascii
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.settings import Parameter, ParameterKind, Settings, setting
 from changefeed.core.uri import invalid_uri
+from sinks.base import PartPlace
+from sinks.warehouse.parts import PartsSink
 from sinks.warehouse.sink import PacedSink
 
 #: Seconds between rounds: 960 load jobs a day and table.
@@ -75,7 +77,7 @@ class BigQuerySettings(Settings):
             )
 
 
-class BigQuerySink(PacedSink):
+class BigQuerySink(PartsSink, PacedSink):
     """Tables of a BigQuery dataset."""
 
     parameters: ClassVar[tuple[Parameter, ...]] = BigQuerySettings.parameters()
@@ -94,3 +96,7 @@ class BigQuerySink(PacedSink):
             bucket=settings.gcs_bucket,
         )
         super().__init__(warehouse, options, float(settings.load_interval))
+        if not settings.gcs_bucket:
+            self.capabilities = replace(  # type: ignore[misc]
+                type(self).capabilities, loads_parts=PartPlace.NONE
+            )

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,12 +25,15 @@ from snowflake.connector.vendored.urllib3 import connectionpool
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.time_limits import PATIENCE, limit_connections
+from sinks.base import SinkContext
 from sinks.warehouse import applied as bookkeeping
-from sinks.warehouse.dialect import SqlStatement, Warehouse
+from sinks.warehouse.dialect import SqlStatement
 from sinks.warehouse.errors import UNREADABLE, readable
+from sinks.warehouse.parts import FileWarehouse, PartFiles
 from sinks.warehouse.snowflake.sql import DROP, TEMPORARY, SnowflakeDialect, folded
 
 _STAGE = "_changefeed_stage"
+_PARQUET = "FILE_FORMAT = (TYPE = PARQUET) MATCH_BY_COLUMN_NAME = CASE_SENSITIVE"
 _SESSION = {
     "TIMEZONE": "UTC",
     "QUERY_TAG": "changefeed",
@@ -156,8 +159,31 @@ class _Stand:
 _BEGIN, _COMMIT = SqlStatement("BEGIN"), SqlStatement("COMMIT")
 
 
-class SnowflakeWarehouse(Warehouse):
+@dataclass(frozen=True)
+class StageFiles(PartFiles):
+    """Files of a folder of a stage, ``@stage/folder/``. A task logs in by itself."""
+
+    warehouse: SnowflakeWarehouse
+    folder: str
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        with tempfile.TemporaryDirectory(prefix="changefeed-") as folder:
+            path = Path(folder, name)
+            with path.open("wb") as file:
+                yield file
+            self.warehouse.connect(make=False)
+            try:
+                self.warehouse.put(path, self.folder)
+            finally:
+                self.warehouse.close()
+
+
+class SnowflakeWarehouse(FileWarehouse):
     """A schema of a database. Not connected until :meth:`connect`."""
+
+    most_files = 1_000
+    compression = "snappy"
 
     def __init__(
         self, login: Login, database: str, schema: str, limits: Limits | None = None
@@ -170,6 +196,9 @@ class SnowflakeWarehouse(Warehouse):
         self._database = database
         self._connection: Any = None
         self._staged = False
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_connection": None, "_staged": False}
 
     # ------------------------------------------------------------------ connection
 
@@ -300,11 +329,38 @@ class SnowflakeWarehouse(Warehouse):
             path = Path(folder, f"{_plain(load_id)}.parquet")
             pq.write_table(renamed, path, compression="snappy")
             place = f"@{stage}/{_plain(load_id)}/"
+            self.put(path, place)
+            self._execute(f"COPY INTO {self.name(table)} FROM {place} {_PARQUET} PURGE = TRUE")
+
+    def put(self, path: Path, place: str) -> None:
+        """A local file goes to a stage, ``@stage/folder/``."""
+        with self._translated("a file"):
             self._execute(f"PUT 'file://{path}' {place} AUTO_COMPRESS = FALSE OVERWRITE = TRUE")
-            self._execute(
-                f"COPY INTO {self.name(table)} FROM {place} FILE_FORMAT = (TYPE = PARQUET) "
-                "MATCH_BY_COLUMN_NAME = CASE_SENSITIVE PURGE = TRUE"
-            )
+
+    @contextmanager
+    def part_files(self, context: SinkContext, name: str) -> Iterator[StageFiles]:
+        # Not a temporary one, which only its own session has.
+        stage = self.name(f"_changefeed_parts_{context.state}_{context.job_id}")
+        with self._translated("making a stage"):
+            self._execute(f"CREATE OR REPLACE STAGE {stage}")
+        try:
+            yield StageFiles(self, f"@{stage}/{name}/")
+        finally:
+            try:
+                with self._translated("dropping a stage"):
+                    self._execute(f"DROP STAGE IF EXISTS {stage}")
+            except ChangefeedError as error:  # the next round replaces it
+                log.warning("files of a scan stay in a stage for now: %s", error.message)
+
+    def load_files(self, table: str, files: PartFiles, names: Sequence[str], load_id: str) -> None:
+        assert isinstance(files, StageFiles)
+        listed = ", ".join(map(self.dialect.literal, names))
+        with self._translated("a load", table):
+            copy = f"COPY INTO {self.name(table)} FROM {files.folder}"
+            self._execute(f"{copy} FILES = ({listed}) {_PARQUET}")
+
+    def file_column(self, name: str) -> str:
+        return folded(name)
 
     # ------------------------------------------------------------------ errors
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from changefeed.core.errors import ChangefeedError
 from changefeed.core.settings import Parameter, ParameterKind, Settings, invalid, setting
 from changefeed.core.uri import invalid_uri
+from sinks.warehouse.parts import PartsSink
 from sinks.warehouse.sink import PacedSink
 
 #: Seconds between rounds: a virtual warehouse is billed a minute for each time it wakes.
@@ -72,7 +73,7 @@ class SnowflakeSettings(Settings):
             )
 
 
-class SnowflakeSink(PacedSink):
+class SnowflakeSink(PartsSink, PacedSink):
     """Tables of a Snowflake schema."""
 
     parameters: ClassVar[tuple[Parameter, ...]] = SnowflakeSettings.parameters()
