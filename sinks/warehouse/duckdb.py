@@ -107,6 +107,9 @@ class DuckDBDialect(Dialect):
         return f"ALTER TABLE {table} RENAME {self.quote(old)} TO {self.quote(new)}"
 
 
+_SHARE = "let the executors share the state directory, or set engine = 'driver'."
+
+
 class _File:
     """One open database of this process, shared by the sinks that use it."""
 
@@ -129,8 +132,17 @@ class FolderFiles(PartFiles):
 
     @contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / name, "wb") as file:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = (self.folder / name).open("wb")
+        except OSError as error:
+            raise ChangefeedError(
+                Code.SINK_REFUSED_DATA,
+                f"an executor of Spark cannot write a file for DuckDB in {self.folder}",
+                detail=error.strerror or type(error).__name__,
+                hint=_SHARE,
+            ) from None
+        with file:
             yield file
 
 
@@ -259,7 +271,7 @@ class DuckDB(FileWarehouse):
                 Code.SINK_REFUSED_DATA,
                 f"{self.place} cannot load what Spark's executors wrote",
                 detail=f"{lost} of {len(paths)} files are not in {files.folder} of this machine",
-                hint="let the executors share the state directory, or set engine = 'driver'.",
+                hint=_SHARE,
             )
         listed = ", ".join(map(self.dialect.literal, paths))
         with self._writing(), explained(self._ours):

@@ -20,7 +20,7 @@ from changefeed_testing.sinks.rows import RowFeed, SourceDouble, table_of
 from sinks.base import Batch, Sink, SinkContext
 from sinks.registry import open_sink
 from sinks.warehouse.bigquery.client import BigQueryWarehouse
-from sinks.warehouse.duckdb import DuckDB, DuckDBSink
+from sinks.warehouse.duckdb import DuckDB, DuckDBSink, FolderFiles
 from tests.conformance.test_bigquery import BigQueryHarness
 from tests.conformance.test_snowflake import SnowflakeHarness
 from tests.conformance.test_warehouse import DuckDBHarness
@@ -176,3 +176,13 @@ class SnowflakeByFiles(SnowflakeHarness):
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_snowflake(case: MergeCase, snowflake: SnowflakeEmulator) -> None:
     run_merge_case(case, SnowflakeByFiles(snowflake))
+
+
+def test_an_executor_that_cannot_write_there_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ChangefeedError, match="an executor of Spark cannot write") as caught,
+        FolderFiles(tmp_path / "file" / "parts-1").create("1.parquet"),
+    ):
+        pytest.fail("there is no such folder")
+    assert "engine = 'driver'" in caught.value.hint

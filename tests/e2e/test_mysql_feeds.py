@@ -137,8 +137,8 @@ def test_a_scan_by_workers_of_spark_has_the_nodes_bytes(
 
 @pytest.mark.spark
 @pytest.mark.extended
-@pytest.mark.parametrize("form", ["delta", "iceberg"])
-def test_a_scan_into_a_lake_by_workers_of_spark_has_the_nodes_rows(
+@pytest.mark.parametrize("form", ["delta", "iceberg", "duckdb"])
+def test_a_scan_into_tables_by_workers_of_spark_has_the_nodes_rows(
     tmp_path: Path, binlog_server: BinlogServer, spark_engine: LentSpark, form: str
 ) -> None:
     """Of a table with a key, and of one whose equal rows are counted."""
@@ -163,14 +163,22 @@ def test_a_scan_into_a_lake_by_workers_of_spark_has_the_nodes_rows(
         )
         for engine in ("driver", "spark"):
             place = tmp_path / engine
-            catalog = f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={place}"
-            lake = Lake(spark_engine, f"delta://{place}" if form == "delta" else catalog)
+            uri = {
+                "delta": f"delta://{place}",
+                "iceberg": f"iceberg://{unused_catalog()}/shop?type=hadoop&warehouse={place}",
+                "duckdb": f"duckdb://{place}",
+            }[form]
             feeds.execute(
-                f"CREATE CHANGEFEED {engine} FOR t, u INTO '{lake.uri}' WITH engine = '{engine}'"
+                f"CREATE CHANGEFEED {engine} FOR t, u INTO '{uri}' WITH engine = '{engine}'"
             )
             feeds.sync(engine)
             read = ("SELECT a, b, c, d, e FROM {t}", "SELECT a, b FROM {u}")
-            found[engine] = [sorted(lake.query(query), key=repr) for query in read]
+            if form == "duckdb":
+                with opened(place) as file:
+                    tables = [file.execute(q.format(t="t", u="u")).fetchall() for q in read]
+            else:
+                tables = [Lake(spark_engine, uri).query(query) for query in read]
+            found[engine] = [sorted(table, key=repr) for table in tables]
         events = feeds.catalog.events(feeds.catalog.job("spark").id, kinds=("engine",))
         assert feeds.verified() == ["driver", "spark"]
     assert [len(table) for table in found["driver"]] == [2000, 2000]

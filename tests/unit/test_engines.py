@@ -16,6 +16,7 @@ from changefeed.core.engines import (
     LEAST_JOB_ROWS,
     LOADED_ROWS_A_SECOND,
     SESSION_SECONDS,
+    EngineChoice,
     EngineOption,
     SparkState,
     Work,
@@ -85,24 +86,53 @@ def test_work_that_spark_cannot_do_stays_and_says_why() -> None:
 def test_a_scan_into_a_lake_stays_where_executors_lack_our_functions(
     asked: EngineOption, hindrance: str
 ) -> None:
-    state = replace(CLUSTER, hindrance=hindrance)
+    choice = _scanned("delta", asked, replace(CLUSTER, hindrance=hindrance))
+    assert choice.spark is not bool(hindrance)
+    assert not hindrance or (choice.reason, choice.hindered) == (hindrance, True)
+
+
+def _scanned(
+    scheme: str, asked: EngineOption, state: SparkState, *, rows: int = 1_000_000, place: str = "/"
+) -> EngineChoice:
+    """Where a scan of eight parts into a sink runs; ``place``: of staged files."""
     host = SimpleNamespace(
         asked_engine=asked,
         has_query=False,
         limits=SimpleNamespace(option=""),
-        sinks=SimpleNamespace(keeps=lambda sink: False),
+        sinks=SimpleNamespace(keeps=lambda sink: False, in_workers=lambda sink: True),
         sizes=SimpleNamespace(small_scan_rows=20_000),
         source_runtime=SimpleNamespace(
             source=SimpleNamespace(parts_travel=True, takes_workers=False)
         ),
-        spark=SimpleNamespace(state=lambda: state, shared_place=SimpleNamespace(root="/")),
+        spark=SimpleNamespace(state=lambda: state, shared_place=SimpleNamespace(root=place)),
     )
-    sink = SimpleNamespace(capabilities=registry.capabilities("delta"))
+    sink = SimpleNamespace(capabilities=registry.capabilities(scheme))
     name = JobName("f", 1, "scan 1")
     work = ScanWork(cast(Any, host), Timestamp(1), cast(Any, None), name, lambda: False)
-    choice = work._engine(cast(Any, SimpleNamespace(sink=sink, typed=True)), 1_000_000, 8)
-    assert choice.spark is not bool(hindrance)
-    assert not hindrance or (choice.reason, choice.hindered) == (hindrance, True)
+    return work._engine(cast(Any, SimpleNamespace(sink=sink, typed=True)), rows, 8)
+
+
+@pytest.mark.parametrize("scheme", ["duckdb", "bigquery", "snowflake"])
+def test_auto_scans_into_a_warehouse_by_tasks_where_they_are_faster(scheme: str) -> None:
+    assert _scanned(scheme, AUTO, WARM).spark
+    assert not _scanned(scheme, AUTO, WARM, rows=100_000).spark
+    assert not _scanned(scheme, AUTO, LAPTOP).spark
+    assert _scanned(scheme, SPARK, LAPTOP, rows=100_000).spark
+
+
+@pytest.mark.parametrize(
+    ("scheme", "place", "why"),
+    [
+        ("duckdb", "s3a://b/f", "this sink loads files of a directory"),
+        ("snowflake", "s3a://b/f", ""),
+        ("redshift", "/", "the rows of this sink are staged by the node"),
+        ("clickhouse", "/", "the rows of this sink are staged by the node"),
+    ],
+)
+def test_a_warehouse_says_why_no_tasks_stage_its_scans(scheme: str, place: str, why: str) -> None:
+    choice = _scanned(scheme, SPARK, CLUSTER, place=place)
+    assert choice.spark is not bool(why)
+    assert choice.reason.startswith(why) and choice.hindered is bool(why)
 
 
 def test_a_job_is_as_wide_as_its_work() -> None:
