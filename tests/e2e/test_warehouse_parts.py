@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -15,11 +16,14 @@ from changefeed.core.faults import armed
 from changefeed.core.sizes import Sizes
 from changefeed.spark.session import NodeSpark
 from sinks.base import SinkContext
+from sinks.warehouse.bigquery.client import BigQueryWarehouse, BucketFiles
 from sinks.warehouse.duckdb import DuckDB, FolderFiles
 from tests.e2e.feeds import BRISK, Feeds, running
 from tests.e2e.test_warehouse_feeds import WIDE, texts
 from tests.helpers.duckdb_file import opened
+from tests.services.bigquery import BigQueryEmulator
 from tests.services.postgres import Database
+from tests.services.snowflake import SnowflakeEmulator
 
 pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.postgres]
 
@@ -143,6 +147,62 @@ def test_a_task_that_dies_with_its_file_written_repeats_nothing(
     assert len(rows(path, "t")) == 3000
     feeds.verified()
     assert not list((tmp_path / "state").rglob("*.parquet"))
+
+
+@pytest.mark.snowflake
+def test_tasks_put_files_into_a_stage(feeds: Feeds, snowflake: SnowflakeEmulator) -> None:
+    """Each logs in with what the task carries."""
+    uri = snowflake.uri(snowflake.database(), "shop", "load_interval=0")
+    feeds.execute(f"CREATE CHANGEFEED f FOR t, plain INTO '{uri}' WITH engine = 'spark'")
+    feeds.sync("f")
+    assert "as a Spark job" in last_job(feeds, "f")
+    assert feeds.verified() == ["f"]
+
+
+@dataclass(frozen=True)
+class LocalObjects(BucketFiles):
+    """The emulator reads ``gs://`` from a directory."""
+
+    root: Path
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        path = self.root / (self.prefix + name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            yield file
+
+
+@pytest.mark.bigquery
+def test_one_load_job_takes_what_tasks_wrote_into_a_bucket(
+    feeds: Feeds, bigquery: BigQueryEmulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[int] = []
+    load = BigQueryWarehouse.load_files
+
+    @contextmanager
+    def part_files(
+        self: BigQueryWarehouse, context: SinkContext, name: str
+    ) -> Iterator[LocalObjects]:
+        yield LocalObjects(self, f"bucket/parts/{name}-", bigquery.folder / "gcs")
+
+    def load_files(
+        self: BigQueryWarehouse, table: str, files: LocalObjects, names: list[str], load_id: str
+    ) -> None:
+        loaded.append(len(names))
+        load(self, table, files, names, load_id)
+
+    monkeypatch.setattr(BigQueryWarehouse, "part_files", part_files)
+    monkeypatch.setattr(BigQueryWarehouse, "load_files", load_files)
+    with bigquery.dataset() as dataset:
+        uri = bigquery.uri(dataset, "load_interval=0&gcs_bucket=bucket")
+        feeds.execute(f"CREATE CHANGEFEED f FOR t INTO '{uri}' WITH engine = 'spark'")
+        feeds.sync("f")
+        assert max(loaded) > 1, "several files in one job"
+        assert bigquery.query(f"select count(*), count(distinct n) from {dataset}.t") == [
+            (3000, 3000)
+        ]
+        feeds.execute("DROP CHANGEFEED f")
 
 
 def test_a_warehouse_that_loads_no_files_says_so(
