@@ -137,10 +137,12 @@ os.environ.setdefault("CHANGEFEED_JARS", str(cache_root() / "spark-jars"))
 
 
 def pytest_configure() -> None:
-    """Programs under test get Ctrl-C, also in a run that was started in the background: what a
-    shell starts there ignores it, and so would its children."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Programs under test get Ctrl-C and Ctrl-\\, also in a run that was started in the background:
+    what a shell starts there ignores them, and so would its children."""
+    for number in (signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            usual = signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, usual)
 
 
 def pytest_report_header() -> str | None:

@@ -13,7 +13,6 @@ from typing import Any
 import pyspark
 import pytest
 
-from changefeed.core.errors import ChangefeedError
 from changefeed.spark.java import find_java
 from changefeed.spark.session import NodeSpark
 from changefeed.spark.settings import SparkSettings
@@ -101,11 +100,23 @@ def test_spark_connect(postgres: Database, tmp_path: Path, connect: SparkConnect
     assert "this Spark was started without iceberg" in found["ice"]
 
 
-def test_where_there_is_no_session() -> None:
-    with pytest.raises(ChangefeedError, match="there is no Spark session in this process") as found:
-        with NodeSpark.of(SparkSettings(master="existing")).use():
-            pass
-    assert found.value.code.number == "CF4003"
+NONE_MADE = """
+from changefeed.core.errors import ChangefeedError
+from changefeed.spark.session import NodeSpark
+from changefeed.spark.settings import SparkSettings
+try:
+    NodeSpark.of(SparkSettings(master="existing")).session()
+except ChangefeedError as error:
+    print(error.code.number, error.message)
+"""
+
+
+def test_where_there_is_no_session(tmp_path: Path) -> None:
+    shown = output(NONE_MADE, sys.executable, tmp_path)
+    assert shown == "CF4003 there is no Spark session in this process\n"
+
+
+def test_the_token_of_a_server_is_not_shown() -> None:
     spark = NodeSpark.of(SparkSettings(master="sc://127.0.0.1:1/;token=s3cret"))
     assert "s3cret" not in spark.report().master
 
