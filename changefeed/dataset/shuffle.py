@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from changefeed.spark.internals.sessions import core_count, with_settings
+from changefeed.spark.internals.sessions import another_session, core_count, with_settings
 from changefeed.spark.properties import is_local
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def count_parts(rows: int, data: int, part: int, cores: int) -> int:
 
 def comparing_session(plain: SparkSession, rows: int, data: int) -> SparkSession:
     """A session of the same Spark with the settings for one comparison; see :func:`count_parts`."""
-    session = plain.newSession()
+    session = another_session(plain)
     context, conf = session.sparkContext, session.conf
     cores = core_count(plain)
     if is_local(context.master or ""):

@@ -34,6 +34,7 @@ from changefeed.dataset.model import (
 )
 from changefeed.dataset.spark_use import SparkUse
 from changefeed.dataset.store import DatasetFolders, Version
+from changefeed.spark.internals.sessions import another_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,7 +133,7 @@ def register(spark: SparkUse, dataset: Dataset, store: DatasetFolders) -> bool:
         return False
     with spark.use(f"dataset {dataset.name}") as shared:
         # With settings of its own, and without what the other session remembers of the tables.
-        session = shared.newSession()
+        session = another_session(shared)
         check_tables(session, registration)
         for output in _outputs(dataset, store, latest):
             _register_output(session, output, registration.owner, latest.number)

@@ -60,6 +60,13 @@ _PROPERTIES = {
     # keys of a catalog or of an object store pass.
     "spark.redaction.regex": rf"{SECRET_NAMES}|authorization|//[^/@\s]*:[^/@\s]*@",
     "spark.sql.session.timeZone": "UTC",
+    # A value that a cast cannot make fails its job, and is not NULL. Off by default before Spark 4.
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.storeAssignmentPolicy": "ANSI",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    # Days before 1582 are those of the calendar of today, as Spark 4 has them by default.
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     "spark.scheduler.mode": "FAIR",
     # Checksum files next to every local file cost more than the file does.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
@@ -82,6 +89,11 @@ _PROPERTIES = {
 _FIXED = frozenset(
     {
         "spark.sql.session.timeZone",
+        "spark.sql.ansi.enabled",
+        "spark.sql.storeAssignmentPolicy",
+        "spark.sql.timestampType",
+        "spark.sql.parquet.datetimeRebaseModeInRead",
+        "spark.sql.parquet.datetimeRebaseModeInWrite",
         "spark.python.daemon.module",
         "spark.sql.execution.arrow.pyspark.enabled",
     }

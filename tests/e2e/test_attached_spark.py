@@ -36,7 +36,9 @@ def program(postgres: Database, folder: Path, *url: str) -> dict[str, Any]:
     postgres.execute(
         "create table t (a int primary key, b text, c timestamptz default '2024-01-01 05:00+00');"
         "insert into t select i, 'row ' || i from generate_series(1, 10) i;"
-        "create table big (a int primary key); insert into big select generate_series(1, 3000)"
+        "create table big (a int primary key); insert into big select generate_series(1, 3000);"
+        "create table beyond (a int primary key, at timestamp);"
+        "insert into beyond values (1, '294276-12-31 23:59:59')"
     )
     words = [sys.executable, "-m", "tests.helpers.attached_child", postgres.uri, str(folder), *url]
     with (folder / "errors.txt").open("w") as errors:
@@ -75,6 +77,7 @@ def check(found: dict[str, Any]) -> dict[str, list[str]]:
     assert last == {2: "NEW", 4: "ROW 4", 6: None, 8: None, 10: None}
     assert {row["hour"] for row in found["loud"] if row.get("loud")} == {5}, "in UTC"
     assert found["big"] == [6000, 6000], "each row once"
+    assert "at" in found["beyond"], "a value that Spark cannot cast is not NULL"
     assert found["same"] and found["mine"] == 3, "the program's session is as it was"
     shown: dict[str, list[str]] = {}
     for name, value in found["spark"]:
@@ -87,7 +90,7 @@ def test_a_programs_own_session(postgres: Database, tmp_path: Path) -> None:
     found = program(postgres, tmp_path)
     shown = check(found)
     assert shown["master"] == ["existing"] and "falls back" not in shown
-    assert sorted(found["jobs"]) == ["backlog", "scan"]
+    assert sorted(found["jobs"]) == ["backlog", "scan"] and found["compared"] == "UTC"
     assert "this Spark was started without iceberg" in found["ice"]
 
 

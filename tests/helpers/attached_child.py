@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 import changefeed
 from changefeed.core.errors import ChangefeedError
+from changefeed.dataset.shuffle import comparing_session
 from changefeed.spark.packs import pack, paths
 
 
@@ -33,6 +34,7 @@ def session(folder: Path, url: str) -> SparkSession:
         "spark.sql.shuffle.partitions": "2",
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.sql.ansi.enabled": "false",
         "spark.local.dir": str(folder),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
@@ -105,6 +107,11 @@ def main(source: str, folder: Path, url: str = "") -> None:
             node.execute("SYNC CHANGEFEED ice TIMEOUT '20s'")
         except ChangefeedError as error:
             found["ice"] = f"{error.message} {error.hint}"
+        node.execute(f"CREATE CHANGEFEED beyond FOR shop.beyond INTO '{lake}'")
+        try:
+            node.execute("SYNC CHANGEFEED beyond TIMEOUT '60s'")
+        except ChangefeedError as error:
+            found["beyond"] = f"{error.message} {error.detail}"
     found["rows"] = sorted(
         [row["a"], row["b"]]
         for row in spark.read.format("delta").load(f"{folder}/lake/t").collect()
@@ -112,6 +119,9 @@ def main(source: str, folder: Path, url: str = "") -> None:
     found["loud"], big = messages(folder / "out"), messages(folder / "files")
     found["big"] = len(big), len({row["a"] for row in big})
     found["same"] = seen(spark) == before
+    if not url:
+        compared = comparing_session(spark, 1, 1)
+        found["compared"] = compared.conf.get("spark.sql.session.timeZone")
     found["mine"] = spark.table("mine").count()
     print(json.dumps(found), flush=True)
     spark.stop()

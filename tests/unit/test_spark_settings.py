@@ -12,6 +12,7 @@ from changefeed.spark.properties import (
     choose_properties,
     default_heap,
     launch_properties,
+    our_properties,
     site_defaults,
 )
 from changefeed.spark.settings import SparkSettings, parse_property
@@ -79,4 +80,5 @@ def test_what_results_depend_on_stays_and_is_logged(caplog: pytest.LogCaptureFix
     zone = "spark.sql.session.timeZone"
     with caplog.at_level(logging.WARNING):
         assert choose_properties({zone: "UTC"}, {}, {zone: "Asia/Tokyo"}) == {zone: "UTC"}
-    assert zone in caplog.text
+        ansi = our_properties("local[1]", 1, Path("/nowhere"))["spark.sql.ansi.enabled"]
+    assert zone in caplog.text and ansi == "true"
