@@ -42,7 +42,8 @@ from changefeed.dataset.model import (
 from changefeed.dataset.output import unrepeated, write_rows
 from changefeed.dataset.store import Version
 from changefeed.spark.executors import errors_packed
-from changefeed.spark.internals.arrow_types import arrow_function
+from changefeed.spark.internals.abilities import ARROW_FUNCTIONS, allows
+from changefeed.spark.internals.arrow_types import arrow_function, frame_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -165,10 +166,11 @@ def _found(
     return pa.StructArray.from_arrays([operations, since], names=["operation", "since"])
 
 
-def can_compare(dataset: Dataset, base: Version) -> bool:
-    """Whether :func:`write_by_hash` compares extracts with this version."""
+def can_compare(session: SparkSession, dataset: Dataset, base: Version) -> bool:
+    """Whether :func:`write_by_hash` compares extracts with this version in this session."""
     return (
-        base.hashing == dataset.hashing
+        allows(session, ARROW_FUNCTIONS)
+        and base.hashing == dataset.hashing
         and dataset.hash is Hash.XXHASH
         and not dataset.sensitive_columns
         and 0 < sum(base.counts.get(o, 0) for o in IN_CURRENT) <= _MOST_ROWS
@@ -304,7 +306,7 @@ def _write_absent(
     if not len(absent):
         found = checked.agg(checksum).collect()
         return found[0]["keys"] or 0
-    hashes = session.createDataFrame(pa.table({KEYHASH: absent}))
+    hashes = frame_of(session, pa.table({KEYHASH: absent}))
     if len(absent) <= _BROADCAST_ROWS:
         hashes = F.broadcast(hashes)
     every, gone = Observation(), Observation()

@@ -140,7 +140,7 @@ def typed_rows(dataset: Dataset, frame: DataFrame) -> DataFrame:
     """The rows cast to the dataset's types, with their hashes and :data:`FAULTY`."""
     faults = _faults(dataset, frame)
     faulty = functools.reduce(operator.or_, faults.values())
-    values = [_value(column).alias(column.name) for column in dataset.columns]
+    values = [value_of(column).alias(column.name) for column in dataset.columns]
     return with_hashes(dataset, frame.select(*values, faulty.alias(FAULTY)))
 
 
@@ -154,10 +154,11 @@ def faulty_rows(dataset: Dataset, frame: DataFrame) -> DataFrame:
     return frame.withColumn(FAULTS, names).filter(F.col(FAULTS) != "")
 
 
-def _value(column: DatasetColumn) -> Column:
+def value_of(column: DatasetColumn) -> Column:
+    """The column's value in its type; NULL if it cannot be one."""
     from pyspark.sql import functions as F
 
-    return F.col(quoted(column.name)).try_cast(column.type)
+    return F.expr(f"try_cast({quoted(column.name)} AS {column.type})")
 
 
 def _faults(dataset: Dataset, frame: DataFrame) -> dict[str, Column]:
@@ -166,7 +167,7 @@ def _faults(dataset: Dataset, frame: DataFrame) -> dict[str, Column]:
 
     faults = {}
     for column in dataset.columns:
-        wrong = _value(column).isNull()
+        wrong = value_of(column).isNull()
         if column.nullable:
             wrong = wrong & F.col(quoted(column.name)).isNotNull()
         faults[column.name] = wrong

@@ -36,6 +36,7 @@ from changefeed.dataset.incoming import (
     faulty_rows,
     read_extract,
     typed_rows,
+    value_of,
     with_hashes,
 )
 from changefeed.dataset.model import (
@@ -260,7 +261,8 @@ def _stage(
     if dataset.sensitive_columns:
         whole, sensitive = store.stage_sensitive()
     written = None
-    if base is not None and current is not None and not small and can_compare(dataset, base):
+    hashed = not small and base is not None and can_compare(session, dataset, base)
+    if hashed and base is not None and current is not None:
         written = write_by_hash(session, dataset, incoming, current, base, date, whole)
     unique = written is not None
     if written is None:
@@ -366,11 +368,7 @@ def _check_new_types(dataset: Dataset, rows: DataFrame, cast: DataFrame) -> None
     ]  # fmt: skip
     if not changed:
         return
-    values = [F.col(quoted(c.name)) for c in changed]
-    lost = [
-        F.count_if(value.isNotNull() & value.try_cast(c.type).isNull())
-        for c, value in zip(changed, values, strict=True)
-    ]
+    lost = [F.count_if(F.col(quoted(c.name)).isNotNull() & value_of(c).isNull()) for c in changed]
     counts = rows.select(*lost).collect()[0]
     parts = [f"{c.name} ({c.type}): {n}" for c, n in zip(changed, counts, strict=True) if n]
     if parts:

@@ -32,6 +32,7 @@ from changefeed.query.grouped import compile_grouped
 from changefeed.query.lookups import LookupCache, described, read_lookup
 from changefeed.query.model import CompiledQuery
 from changefeed.query.written import ROW, Constants
+from changefeed.spark.internals.arrow_types import arrow_of, frame_of
 from changefeed.spark.internals.projection import Projection
 from changefeed.spark.internals.sessions import another_session, named, with_settings
 from grammar import nodes
@@ -273,13 +274,13 @@ class Evaluator:
         )
         with name, _rows_that_fail(query):
             view = f"__cf_batch_{threading.get_ident()}"
-            frame = session.createDataFrame(batch)
+            frame = frame_of(session, batch)
             if batch.nbytes <= self._direct_bytes:
                 frame = frame.coalesce(1)  # one task: groups need no shuffle
             frame.createOrReplaceTempView(view)
             self.jobs += 1
             self._report(batch.num_rows)
-            return session.sql(sql.replace(VIEW, view)).toArrow()
+            return arrow_of(session.sql(sql.replace(VIEW, view)))
 
     def _report(self, rows: int) -> None:
         now = self._sessions.clock.monotonic()

@@ -20,7 +20,12 @@ from changefeed.query.expressions import Expression
 from changefeed.query.probe import load
 from changefeed.spark.failure import pack
 from changefeed.spark.internals.abilities import ARROW_FUNCTIONS, allows
-from changefeed.spark.internals.arrow_types import arrow_function, arrow_type, parsed_type
+from changefeed.spark.internals.arrow_types import (
+    arrow_function,
+    arrow_type,
+    declared_type,
+    parsed_type,
+)
 from grammar import nodes
 from grammar.select import lexemes_of
 
@@ -85,10 +90,9 @@ def register(session: SparkSession, function: Function) -> None:
     """Register the function with a session under its name."""
     import pyarrow as pa
     from pyspark.sql.functions import udf
-    from pyspark.sql.types import DataType
 
-    kinds = [arrow_type(DataType.fromDDL(kind)) for _, kind in function.arguments]
-    returns = DataType.fromDDL(function.returns)
+    kinds = [arrow_type(declared_type(kind)) for _, kind in function.arguments]
+    returns = declared_type(function.returns)
     made = _evaluation(function, kinds, arrow_type(returns))
     called: Any
     if allows(session, ARROW_FUNCTIONS):
@@ -177,11 +181,10 @@ def check_calls(expressions: Iterable[Expression], functions: Sequence[Function]
 
 def _check_cast(function: Function, name: str, kind: str, found: str) -> None:
     import pyarrow as pa
-    from pyspark.sql.types import DataType
 
     given = parsed_type(found)
     try:
-        pa.array([], arrow_type(given)).cast(arrow_type(DataType.fromDDL(kind)))
+        pa.array([], arrow_type(given)).cast(arrow_type(declared_type(kind)))
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid, TypeError):
         raise ChangefeedError(
             Code.NOT_SUPPORTED,

@@ -24,7 +24,7 @@ from changefeed.core.clock import Clock
 from changefeed.core.errors import ChangefeedError, Code, Span
 from changefeed.core.spark_sql import quoted
 from changefeed.query.model import CompiledQuery, LookupField, LookupTable
-from changefeed.spark.internals.arrow_types import arrow_type
+from changefeed.spark.internals.arrow_types import arrow_of, arrow_type
 from grammar import nodes
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def read_lookup(spark: NodeSpark, lookup: LookupTable) -> LookupRows:
                     hint="restore the column, or make the feed again.",
                 )
         columns: list[Any] = [frame[quoted(name)] for name, _ in lookup.read]
-        table = frame.select(*columns).limit(LOOKUP_ROWS + 1).toArrow()
+        table = arrow_of(frame.select(*columns).limit(LOOKUP_ROWS + 1))
     if table.num_rows > LOOKUP_ROWS:
         raise ChangefeedError(
             Code.LOOKUP_NOT_USABLE,

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,12 @@ from changefeed.core.extras import spark_lacking
 
 if missing := spark_lacking("Spark's changefeed source"):
     raise ModuleNotFoundError(f"{missing.message}; {missing.hint}", name="pyspark")
+
+if find_spec("pyspark.sql.datasource") is None:
+    raise ModuleNotFoundError(
+        "Spark's changefeed source needs PySpark 4: 3.5 takes no sources written in Python",
+        name="pyspark.sql.datasource",
+    )
 
 from changefeed.spark.shipping import ship_python
 from changefeed.spark_source.source import ChangefeedSource

@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from changefeed.core.clock import SYSTEM_CLOCK, Clock
+from changefeed.core.schema import TableSchema
 from changefeed.core.spark_sql import quoted
 from changefeed.spark.internals.abilities import DELTA_LOG, allows
 from changefeed.spark.internals.delta import TRANSACTION, DeltaTableLog
+from changefeed.spark.internals.sessions import settings_of
 from sinks.lake import delta_round
+from sinks.lake.shape import cannot
 from sinks.lake.small.commit_log import UNREADABLE, CommitLog
 from sinks.lake.small.creation import create_table
 from sinks.lake.small.rounds import SmallLimits
@@ -160,7 +163,7 @@ class DeltaTable(LakeTable):
 
     def _has_defaults(self) -> bool:
         """Whether the session has properties for each new table."""
-        return any(name.startswith(_DEFAULTS) for name in self.session.conf.getAll)
+        return any(name.startswith(_DEFAULTS) for name in settings_of(self.session))
 
     def noted(self, notes: Mapping[str, str], applied: AppliedVersion | None) -> dict[str, str]:
         settings = {"spark.databricks.delta.commitInfo.userMetadata": as_json(notes)}
@@ -198,10 +201,21 @@ class DeltaTable(LakeTable):
         if free and present != wanted:
             self.session.sql(f"ALTER TABLE {self.ident} SET {properties_sql(wanted)}")
 
-    def _before_widening(self) -> None:
+    def _widen(self, schema: TableSchema, name: str, kind: str) -> None:
         self.session.sql(
             f"ALTER TABLE {self.ident} SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')"
         )
+        try:
+            super()._widen(schema, name, kind)
+        except Exception as failure:
+            if _CANNOT_WIDEN not in str(failure):
+                raise
+            raise cannot(
+                schema,
+                f"Delta of Spark {self.session.version} cannot make column {name} {kind}",
+                "let the feed cast it by a SELECT, or DROP the feed, move the target away and "
+                "CREATE the feed again.",
+            ) from failure
 
 
 def application_of(applied: AppliedVersion) -> tuple[str, int]:
@@ -263,4 +277,6 @@ class _ByStatements:
 
 
 #: Conditions of an error that mean: there is no table.
+#: The condition of Delta before 4.0 about an integer that is to be a bigint, and others.
+_CANNOT_WIDEN = "DELTA_UNSUPPORTED_ALTER_TABLE_CHANGE_COL_OP"
 _NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_PATH_DOES_NOT_EXIST", "PATH_NOT_FOUND")

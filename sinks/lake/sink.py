@@ -25,7 +25,13 @@ from changefeed.core.spark_jobs import JobName
 from changefeed.core.spark_sql import literal, quoted
 from changefeed.options import EXPIRE, OPTIMIZE, Feature
 from changefeed.spark.internals.files import is_of_this_machine
-from changefeed.spark.internals.sessions import active, another_session, named, with_settings
+from changefeed.spark.internals.sessions import (
+    active,
+    another_session,
+    named,
+    settings_of,
+    with_settings,
+)
 from sinks.base import (
     Accepts,
     Batch,
@@ -620,7 +626,7 @@ class LakeSink(TableSink):
             self._session = with_settings(another_session(base), _SETTINGS | own)
             self._base = base
             self._folder = self._place.folder if is_of_this_machine(base) else None
-            self._files = files_by_table(self._place, self._folder, base.conf.getAll)
+            self._files = files_by_table(self._place, self._folder, settings_of(base))
         return self._session
 
     @property

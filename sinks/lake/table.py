@@ -194,6 +194,9 @@ class LakeTable(ABC):
         Raises:
             ChangefeedError: CF5006, what is there cannot take these rows.
         """
+        if self.policy.variants(schema) and self.session.version.startswith("3."):
+            why = f"Spark {self.session.version} has no type VARIANT"
+            raise cannot(schema, why, "leave json_type out, or use Spark 4.")
         if not self.exists():
             columns = wanted(schema, self.policy, self.format)
             properties = {SOURCE: str(schema.table)} if owner is None else mark_of(owner)
@@ -203,8 +206,7 @@ class LakeTable(ABC):
         if found.problems:
             raise found.problems[0]
         for name, kind in found.wider.items():
-            self._before_widening()
-            self.session.sql(f"ALTER TABLE {self.ident} ALTER COLUMN {quoted(name)} TYPE {kind}")
+            self._widen(schema, name, kind)
         if found.missing:
             self._add(found.missing)
         return False
@@ -257,8 +259,13 @@ class LakeTable(ABC):
         listed = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
         self.session.sql(f"ALTER TABLE {self.ident} ADD COLUMNS ({listed})")
 
-    def _before_widening(self) -> None:  # noqa: B027  most formats need nothing
-        """What the format needs before a type may change."""
+    def _widen(self, schema: TableSchema, name: str, kind: str) -> None:
+        """Let a column of the table have a wider type.
+
+        Raises:
+            ChangefeedError: CF5006, this version of the format cannot do that.
+        """
+        self.session.sql(f"ALTER TABLE {self.ident} ALTER COLUMN {quoted(name)} TYPE {kind}")
 
     # -- rows -------------------------------------------------------------------------------
 

@@ -159,7 +159,7 @@ def test_values(bench: Bench) -> None:
     schema = schema_of(*((logical, physical) for logical, physical, _, _ in VALUES))
     bench.round(schema, 1000, ("c", (1, *(v for _, _, v, _ in VALUES))))
     bench.round(schema, 2000, ("c", (2, *(None for _ in VALUES))))
-    [row, nothing] = bench.lake.query("select * except (_sequence_num) from {t} order by id")
+    [row, nothing] = (row[:-1] for row in bench.lake.query("select * from {t} order by id"))
     assert nothing == (2, *(None for _ in VALUES))
     for (logical, _, logged, want), got in zip(VALUES, row[1:], strict=True):
         if logical == "timestamptz":

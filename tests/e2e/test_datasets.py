@@ -410,7 +410,7 @@ def test_rows_are_matched_by_hash(spark_engine: NodeSpark, tmp_path: Path) -> No
     with spark_engine.use("test") as session:
         rows = typed_rows(dataset, read_extract(session, dataset, second))
         current = session.read.parquet(str(base.rows)).drop("OPERATION")
-        assert can_compare(dataset, base)
+        assert can_compare(session, dataset, base)
         written = write_by_hash(session, dataset, rows, current, base, DAY2, target)
     assert written == RowCounts({"N": 1, "U": 1, "I": 1, "D": 1}, 0)
     assert short(read(target)) == [

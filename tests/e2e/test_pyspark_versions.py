@@ -1,4 +1,5 @@
-"""Newer PySparks than ours: changefeed runs on 4.2, and AUTO CDC flows of both read its source."""
+"""Other PySparks than ours: changefeed runs on 3.5, 4.0 and 4.2, and AUTO CDC flows of newer ones
+read its source."""
 
 from __future__ import annotations
 
@@ -38,14 +39,23 @@ FLOWS = [
 
 #: One test of each thing that Spark does for us: scans and backlogs as jobs, the Spark source in
 #: queries and in streams, CDC queries, datasets, and Delta tables.
-ON_4_2 = (
+EVERYWHERE = (
     "tests/conformance/test_spark_scan.py::test_the_error_of_a_part_comes_back_as_itself",
     "tests/e2e/test_engines.py::test_a_backlog_in_lanes_is_the_backlog_of_the_node",
-    "tests/e2e/test_spark_source.py::test_a_query_that_is_stopped_and_restarted_equals_the_source",
     "tests/e2e/test_queries.py::test_a_feed_holds_the_rows_that_the_where_selects",
     "tests/e2e/test_datasets.py::test_example_of_the_article",
     "tests/e2e/test_lake.py::test_every_kind_of_change[delta]",
 )
+SOURCE = (
+    "tests/e2e/test_spark_source.py::test_a_query_that_is_stopped_and_restarted_equals_the_source"
+)
+ICEBERG = "tests/e2e/test_lake.py::test_every_kind_of_change[iceberg]"
+#: What the page says that each version has (docs/spark.md).
+VERSIONS = {
+    "3.5.9": EVERYWHERE,
+    "4.0.5": (*EVERYWHERE, SOURCE, ICEBERG),
+    "4.2.1": (*EVERYWHERE, SOURCE),
+}
 
 FLOW = """
 from pyspark import pipelines as dp
@@ -108,9 +118,10 @@ def pipeline(folder: Path, options: dict[str, str], scd: int) -> Path:
 
 @pytest.mark.kafka
 @pytest.mark.slow
-def test_what_spark_does_for_us_runs_on_4_2(tmp_path: Path) -> None:
-    or_skip(lambda: pyspark_folder("4.2.1"))
-    run_tests("4.2.1", ON_4_2, tmp_path / "tests", seconds=800)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_spark_does_for_us(version: str, tmp_path: Path) -> None:
+    or_skip(lambda: pyspark_folder(version))
+    run_tests(version, VERSIONS[version], tmp_path / "tests", seconds=800)
 
 
 @pytest.mark.parametrize(("version", "scd"), FLOWS)

@@ -16,6 +16,8 @@ from tests.services.python import Unavailable
 
 #: What Spark Connect wants beside what we have.
 _MORE = ("zstandard==0.25.0",)
+#: The client that is made for the jar of a line, where that of the others is not.
+_PY4J = {"3.5": "py4j==0.10.9.7"}
 #: pip makes a wheel of 400 MB first. Most of it are jars: to compress them again doubles the time.
 _WHEEL = "[bdist_wheel]\ncompression = stored\n"
 _SECONDS = 900
@@ -32,6 +34,7 @@ def pyspark_folder(version: str) -> Path:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
         command += ["--disable-pip-version-check", "--root-user-action", "ignore"]
         command += ["--target", str(folder), f"pyspark=={version}", *_MORE]
+        command += [_PY4J[line] for line in _PY4J if version.startswith(line)]
         with tempfile.NamedTemporaryFile("w", suffix=".cfg") as settings:
             settings.write(_WHEEL)
             settings.flush()

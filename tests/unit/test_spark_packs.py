@@ -50,7 +50,7 @@ def test_lock_is_complete() -> None:
         assert all(len(jar.digest) == 64 for jar in pack.jars)
 
 
-@pytest.mark.parametrize("line", ["4.1", "4.2"])
+@pytest.mark.parametrize("line", ["4.0", "4.1", "4.2"])
 def test_delta_is_that_of_the_line_of_pyspark(line: str) -> None:
     names = [jar.name for jar in packs.packs(line)["delta"].jars]
     assert names == [
@@ -61,7 +61,12 @@ def test_delta_is_that_of_the_line_of_pyspark(line: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "missing"),
-    [("4.2.1", {"iceberg", "hadoop-aws"}), ("4.3.0", {"delta", "iceberg", "hadoop-aws"})],
+    [
+        ("3.5.9", {"iceberg", "hadoop-aws"}),
+        ("4.0.5", set()),
+        ("4.2.1", {"iceberg", "hadoop-aws"}),
+        ("4.3.0", {"delta", "iceberg", "hadoop-aws"}),
+    ],
 )
 def test_a_pack_that_the_line_lacks_is_refused_with_the_line_that_has_it(
     version: str, missing: set[str], monkeypatch: pytest.MonkeyPatch

@@ -1,13 +1,13 @@
-"""Types of Arrow as Spark's and back, and functions over Arrow arrays."""
+"""Types and tables of Arrow as Spark's and back, and functions over Arrow arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 
@@ -39,6 +39,63 @@ def parsed_type(text: str) -> DataType:
     from pyspark.sql.types import _parse_datatype_json_string
 
     return _parse_datatype_json_string(text)
+
+
+def declared_type(text: str) -> DataType:
+    """Spark's type of its name in SQL."""
+    from pyspark.sql import types
+
+    known: Any = types
+    if hasattr(types.DataType, "fromDDL"):
+        found: DataType = types.DataType.fromDDL(text)
+    else:  # PySpark 3.5
+        found = known._parse_datatype_string(text)
+    return found
+
+
+def frame_of(session: SparkSession, table: pa.Table) -> DataFrame:
+    """A DataFrame with the rows of an Arrow table, in their order."""
+    from pyspark.sql import DataFrame
+
+    if hasattr(DataFrame, "toArrow"):
+        return session.createDataFrame(table)
+    # PySpark 3.5 takes no Arrow table, but a function that returns one.
+    rows = bytearray(_written(table))
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for part in batch.column(0):
+                yield from pa.ipc.open_stream(part.as_buffer())
+
+    packed = session.createDataFrame([(rows,)], "rows binary")
+    return packed.mapInArrow(read, spark_schema(table.schema))
+
+
+def arrow_of(frame: DataFrame) -> pa.Table:
+    """The rows of a DataFrame, collected."""
+    import pyarrow as pa
+
+    found: Any = frame
+    if hasattr(found, "toArrow"):
+        return found.toArrow()
+    batches = found._collect_as_arrow()
+    if batches:
+        return pa.Table.from_batches(batches)
+    return pa.schema(
+        [(each.name, arrow_type(each.dataType)) for each in frame.schema]
+    ).empty_table()
+
+
+def _written(table: pa.Table) -> bytes:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
 
 
 def arrow_function(function: Callable[..., Any], returns: str | DataType) -> Callable[..., Column]:

@@ -61,6 +61,17 @@ def with_settings(session: SparkSession, settings: Mapping[str, str]) -> SparkSe
     return session
 
 
+def settings_of(session: SparkSession) -> Mapping[str, str]:
+    """All settings of the session that have a value."""
+    known: Any = session.conf
+    if hasattr(type(known), "getAll"):
+        found: Mapping[str, str] = known.getAll
+        return found
+    # PySpark 3.5 has no such property, and SET leaves secrets out.
+    converters = jvm_of(session).scala.collection.JavaConverters
+    return dict(converters.mapAsJavaMap(java_session(session).conf().getAll()))
+
+
 def extensions_of(session: SparkSession) -> frozenset[str]:
     """The classes of the extensions that the session's Spark was started with."""
     return frozenset(map(str.strip, (session.conf.get(_EXTENSIONS, "") or "").split(",")))
@@ -236,11 +247,11 @@ def active(session: SparkSession) -> Iterator[SparkSession]:
     """The session is also what Java code of this thread takes for its own: Delta reads settings
     of the active one. A statement of SQL needs none of this."""
     try:
-        sessions = jvm_of(session).org.apache.spark.sql.classic.SparkSession
-        own = java_session(session)
+        own, sql = java_session(session), jvm_of(session).org.apache.spark.sql
     except MissingPart:
         yield session
         return
+    sessions = (sql if session.version.startswith("3.") else sql.classic).SparkSession
     before = sessions.getActiveSession()
     sessions.setActiveSession(own)
     try:

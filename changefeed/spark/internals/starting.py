@@ -29,13 +29,15 @@ def quiet_py4j() -> None:
     """
     from py4j import java_gateway
     from pyspark import accumulators
-    from pyspark.logger import PySparkLogger
 
     quiet = logging.getLogger("py4j")
     quiet.setLevel(logging.CRITICAL)
     java_gateway.logging = quiet
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(name).disabled = True
+    with contextlib.suppress(ImportError):  # 3.5 has no such loggers
+        from pyspark.logger import PySparkLogger
+
+        for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            PySparkLogger.getLogger(name).disabled = True
     # The names differ: one class in 4.0, one for each kind of socket in 4.1.
     for name in ("AccumulatorServer", "AccumulatorTCPServer", "AccumulatorUnixServer"):
         kind = getattr(accumulators, name, None)
