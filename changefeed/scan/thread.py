@@ -173,7 +173,7 @@ class SnapshotScan(threading.Thread):
     def _scan(self) -> None:
         source_runtime = self._host.source_runtime
         source = source_runtime.source
-        if self._host.needs_spark or self._host.asked_engine is EngineOption.SPARK:
+        if self._waits_for_spark():
             # An open image holds back VACUUM at the source: nothing may wait for Spark's start
             # then.
             self._waits = "Spark"
@@ -234,6 +234,14 @@ class SnapshotScan(threading.Thread):
                     reading.release = standing.close
                 self._scan_table(table, reading, parts.pop(table.name))
                 self._host.wake()
+
+    def _waits_for_spark(self) -> bool:
+        """Whether jobs are certain to read the tables, or to write what is read."""
+        host = self._host
+        if host.needs_spark:
+            return True
+        asked = host.asked_engine is EngineOption.SPARK
+        return asked and not spark_hindrance(host, host.sinks.new_sink())
 
     def _wants_workers(self, source: Source) -> bool:
         """Whether workers of Spark are to hold the snapshot, which they must do from its begin on,

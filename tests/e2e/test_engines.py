@@ -452,12 +452,14 @@ def status(feeds: Feeds) -> str:
 
 
 def test_a_feed_says_why_spark_does_not_do_what_it_was_asked_for(
-    tmp_path: Path, postgres: Database, spark_engine: NodeSpark
+    tmp_path: Path, postgres: Database
 ) -> None:
+    """And no Spark is started for it."""
     postgres.execute("create table t (a int primary key); insert into t values (1), (2)")
-    with running(tmp_path / "state", spark_engine) as feeds:
+    spark = NodeSpark(scratch=tmp_path / "spark")
+    with running(tmp_path / "state", spark) as feeds:
         feeds.connect(shop=postgres.uri)
-        create = f"CREATE CHANGEFEED f FOR t INTO 'duckdb://{tmp_path}/copy.duckdb'"
+        create = f"CREATE CHANGEFEED f FOR t INTO '{postgres.uri}?schema=copy'"
         create += " WITH engine = 'spark'"
         explained = {row[0]: row[1] for row in feeds.execute(f"EXPLAIN {create}").rows}
         why = "the rows of this sink are staged by the node"
@@ -466,6 +468,7 @@ def test_a_feed_says_why_spark_does_not_do_what_it_was_asked_for(
         postgres.execute("insert into t values (3)")
         feeds.sync("f")
         events = feeds.catalog.events(feeds.catalog.job("f").id, kinds=("engine",))
+        assert not spark.ready and not (tmp_path / "spark").exists()
     assert [event.text for event in events] == [
         f"the node reads the table although engine = 'spark': {why}"
     ]
