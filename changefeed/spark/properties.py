@@ -64,6 +64,9 @@ _PROPERTIES = {
     "spark.sql.ansi.enabled": "true",
     "spark.sql.storeAssignmentPolicy": "ANSI",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    # Staged rows that cannot be read fail their job, and are not left out.
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
     # Days before 1582 are those of the calendar of today, as Spark 4 has them by default.
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -92,6 +95,8 @@ _FIXED = frozenset(
         "spark.sql.ansi.enabled",
         "spark.sql.storeAssignmentPolicy",
         "spark.sql.timestampType",
+        "spark.sql.files.ignoreCorruptFiles",
+        "spark.sql.files.ignoreMissingFiles",
         "spark.sql.parquet.datetimeRebaseModeInRead",
         "spark.sql.parquet.datetimeRebaseModeInWrite",
         "spark.python.daemon.module",
@@ -101,7 +106,9 @@ _FIXED = frozenset(
 #: Those that each session can have for itself, of whichever Spark. Workers with another daemon than
 #: ours take more CPU and do the same.
 SESSION_PROPERTIES = {
-    name: _PROPERTIES[name] for name in sorted(_FIXED) if name.startswith("spark.sql.")
+    **{name: _PROPERTIES[name] for name in sorted(_FIXED) if name.startswith("spark.sql.")},
+    # A session hands it on to Hadoop's clients.
+    "parquet.page.verify-checksum.enabled": "true",
 }
 
 

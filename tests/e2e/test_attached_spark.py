@@ -154,6 +154,37 @@ def test_the_session_that_another_thread_of_the_process_has_made(tmp_path: Path)
     assert output(MADE_BEFORE, sys.executable, tmp_path) == "3 True\n"
 
 
+DAMAGED = """
+import pyarrow as pa, pyarrow.parquet as pq
+from pathlib import Path
+from pyspark.sql import SparkSession
+made = (
+    SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    .config("spark.sql.files.ignoreCorruptFiles", "true").getOrCreate()
+)
+from changefeed.spark.internals.sessions import another_session
+rows, path = list(range(1000)), Path("rows.parquet")
+pq.write_table(
+    pa.table({"a": rows}), path, compression="none", use_dictionary=False, write_page_checksum=True
+)
+data = bytearray(path.read_bytes())
+data[data.index((500).to_bytes(8, "little"))] ^= 1
+path.write_bytes(data)
+for session in (made, another_session(made)):
+    try:
+        found = session.read.schema("a long").parquet(str(path)).collect()
+        print("another number" if sorted(row.a for row in found) != rows else "as written")
+    except Exception:
+        print("refused")
+made.stop()
+"""
+
+
+def test_staged_rows_that_are_damaged_are_refused(tmp_path: Path) -> None:
+    """Whatever the program's own sessions make of them."""
+    assert output(DAMAGED, sys.executable, tmp_path) == "another number\nrefused\n"
+
+
 ASKED = """
 from pyspark.sql import SparkSession
 made = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
