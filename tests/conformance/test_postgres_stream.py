@@ -894,7 +894,7 @@ def test_acknowledged_position_reaches_the_slot(postgres: Database, tmp_path: Pa
         postgres.execute("insert into t values (1)")
         tail.catch_up()
         position = tail.frontier.position
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         behind = "select confirmed_flush_lsn - '0/0'::pg_lsn from pg_replication_slots"
         while int(postgres.execute(behind)[0][0]) < int(position, 16):
             assert time.monotonic() < deadline
@@ -1083,7 +1083,7 @@ def _has_more_than(tail: Tail, number: int) -> bool:
 def test_close_from_another_thread(postgres: Database, tmp_path: Path) -> None:
     prepare(postgres)
     tail = Tail(postgres, tmp_path, heartbeat=3600.0)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not postgres.execute("select 1 from pg_replication_slots where active"):
         assert time.monotonic() < deadline
     tail.close()
@@ -1107,7 +1107,7 @@ def test_temporary_slot_exports_a_snapshot(postgres: Database) -> None:
             assert reader.execute("select id from t").fetchall() == [(1,)]
         assert connection.identify_system().database == postgres.name
         assert slot.consistent_point <= connection.identify_system().position
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while postgres.slots():
         assert time.monotonic() < deadline
 

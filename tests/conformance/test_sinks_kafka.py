@@ -357,7 +357,7 @@ def test_a_refused_message_leaves_no_gap(
     )
     admin = kafka.admin()
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(10)
+        future.result(60)
     feed.deliver(sink, writes)
     feed.resolve(sink)
     check(kafka, feed)
@@ -372,7 +372,7 @@ def test_missing_topics_are_made_with_one_partition(kafka: KafkaBroker, topic: s
     sink = make_sink(kafka)
     FeedDouble({"t": f"{topic}_old", "u": f"{topic}_new"}).open(sink)
     wanted = {f"{topic}_old": 4, f"{topic}_new": 1}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not wanted.keys() <= kafka.topics().keys() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert wanted.items() <= kafka.topics().items()
@@ -421,8 +421,8 @@ def test_marks_reach_partitions_added_later(kafka: KafkaBroker, topic: str) -> N
     feed.resolve(sink, at(1))
     admin = kafka.admin()
     for future in admin.create_partitions([NewPartitions(topic, 4)]).values():
-        future.result(10)
-    deadline = time.monotonic() + 10
+        future.result(60)
+    deadline = time.monotonic() + 60
     while kafka.topics()[topic] < 4 and time.monotonic() < deadline:
         time.sleep(0.02)
     feed.resolve(sink, at(2))
@@ -437,8 +437,8 @@ def test_a_topic_that_vanished_is_made_again(kafka: KafkaBroker, topic: str) -> 
     feed.open(sink)
     admin = kafka.admin()
     for future in admin.delete_topics([topic]).values():
-        future.result(10)
-    deadline = time.monotonic() + 10
+        future.result(60)
+    deadline = time.monotonic() + 60
     while topic in kafka.topics() and time.monotonic() < deadline:
         time.sleep(0.02)
     feed.resolve(sink, at(1))

@@ -101,7 +101,7 @@ class Shop:
 
         # SYNC answers when rows are durable; the mark that says so follows in a moment. What is
         # wrong for good stays wrong.
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 60
         while (left := failures()) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not left, "\n".join(left[:20])

@@ -261,7 +261,7 @@ def test_a_scan_into_a_lake_dies_at_every_place(
 def drop_slot(db: Database, make_anew: bool) -> None:
     """Somebody drops our slot; maybe makes another of the name."""
     [slot] = db.slots()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while True:
         db.execute("select pg_terminate_backend(active_pid) from pg_replication_slots where active")
         try:

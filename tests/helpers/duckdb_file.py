@@ -17,7 +17,7 @@ def opened(path: str | Path, *, read_only: bool = False) -> duckdb.DuckDBPyConne
     next one ("Unique file handle conflict"), for a moment; and one that comes while the first is
     being made lacks the functions that read Arrow. So the sink is not at its opening meanwhile.
     """
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         try:
             with _files_lock:

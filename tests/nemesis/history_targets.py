@@ -112,7 +112,7 @@ class DuckDBCopy(TableCopy):
         self._run(f"DROP TABLE IF EXISTS {table}", read_only=False)
 
     def _run(self, sql: str, *, read_only: bool) -> list[Row]:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             try:
                 with duckdb.connect(str(self._path), read_only=read_only) as opened:

@@ -168,7 +168,7 @@ class PostgresCluster(EmbeddedPostgres):
 
     def _drop(self, name: str) -> None:
         """Slots go first (their readers are ended), then the database by force."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             self.execute(
                 "select pg_terminate_backend(active_pid) from pg_replication_slots"
@@ -200,7 +200,7 @@ class PostgresCluster(EmbeddedPostgres):
         (self.data / "pg_hba.conf").write_text("\n".join([*lines, *rest]) + "\n")
         before = self.execute("select pg_conf_load_time()")
         self.reload()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while self.execute("select pg_conf_load_time()") == before:
             if time.monotonic() > deadline:
                 raise TimeoutError("the server did not reload its configuration")
