@@ -257,3 +257,26 @@ def extra_headers(members: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
         if not isinstance(value, str):
             raise ValueError(f'the value of header "{name}" must be a string')
     return tuple((name, str(value)) for name, value in members.items())
+
+
+#: Properties without which a lake's table cannot follow its source.
+_KEPT_PROPERTIES = ("delta.columnMapping.mode", "delta.appendOnly")
+
+
+def table_properties(members: Mapping[str, object]) -> Mapping[str, str]:
+    """The properties of ``table_properties`` as texts, by name.
+
+    Raises:
+        ValueError: a value is no text, number or truth value, or the feed decides the property.
+    """
+    found = {}
+    for name, value in members.items():
+        if not isinstance(value, str | int | float):
+            raise ValueError(f'the value of property "{name}" must be a string, number or boolean')
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if name.startswith("changefeed.") or name in _KEPT_PROPERTIES:
+            raise ValueError(f'the feed itself decides property "{name}"')
+        if (name, text) == ("format-version", "1"):
+            raise ValueError("format-version must be 2 or 3: rows are changed without a rewrite")
+        found[name] = text
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import cast
 
 from changefeed.core import uri
@@ -68,6 +70,7 @@ __all__ += (
     "SCHEMA_CHANGE_POLICY",
     "SEQUENCE_COLUMN",
     "SLO",
+    "TABLE_PROPERTIES",
     "TOPIC_IN_VALUE",
     "TRANSACTION_METADATA",
 )
@@ -629,6 +632,17 @@ JSON_TYPE = _MERGED.option(
     "parsing. Keys, and tables without a key, have text. Iceberg tables are of format version 3.",
     example="json_type = 'variant'",
     shown="string",
+    feature=Feature.FILE_LAYOUT,
+    alterable=False,
+)
+TABLE_PROPERTIES = _MERGED.option(
+    "table_properties",
+    Json(sink_config.table_properties),
+    cast("Mapping[str, str]", MappingProxyType({})),
+    summary="Properties of new tables, as the format knows them, such as Delta's change data feed. "
+    "Those that the feed depends on are refused.",
+    example="""table_properties = '{"delta.enableChangeDataFeed": true}'""",
+    shown="none",
     feature=Feature.FILE_LAYOUT,
     alterable=False,
 )

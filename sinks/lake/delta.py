@@ -151,8 +151,9 @@ class DeltaTable(LakeTable):
         order = f" PARTITIONED BY ({parts_sql(partitions)})" if partitions else ""
         if clusters and not partitions:
             order = f" CLUSTER BY ({parts_sql(clusters)})"
-        wanted = {**_PROPERTIES, **properties}
-        if self.folder is not None and not order and not self._has_defaults():
+        wanted = {**_PROPERTIES, **self.given_properties, **properties}
+        plain = not order and not self.given_properties and not self._has_defaults()
+        if self.folder is not None and plain:
             millis = self.clock.now().wall // 1_000_000
             if create_table(self.folder, columns, wanted, millis):
                 return

@@ -142,7 +142,7 @@ class IcebergTable(LakeTable):
         clusters = self.layout_columns(self.options.get("cluster_by"), columns)
         order = f" PARTITIONED BY ({parts_sql(partitions)})" if partitions else ""
         hadoop = dict(self.place.settings).get("type") == "hadoop"
-        own = _PROPERTIES if hadoop else _PROPERTIES | _EXPIRES
+        own = {**_PROPERTIES, **({} if hadoop else _EXPIRES), **self.given_properties}
         if self.policy.variant:
             own = own | {"format-version": "3"}
         self.session.sql(

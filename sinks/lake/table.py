@@ -17,7 +17,7 @@ from changefeed.core.clock import Timestamp
 from changefeed.core.events import SchemaChange
 from changefeed.core.schema import TableSchema
 from changefeed.core.spark_sql import literal, quoted
-from changefeed.options import History
+from changefeed.options import TABLE_PROPERTIES, History
 from changefeed.spark.internals.sessions import with_settings
 from sinks.lake.place import HADOOP, LakePlace
 from sinks.lake.shape import cannot, fit, wanted
@@ -83,6 +83,13 @@ class LakeTable(ABC):
         self.name = name
         self.policy = policy
         self.options = options
+
+    @property
+    def given_properties(self) -> Mapping[str, str]:
+        """Properties that the feed asks for in a new table."""
+        given = self.options.get(TABLE_PROPERTIES.name) or {}
+        assert isinstance(given, Mapping)
+        return given
 
     # -- the parts that differ --------------------------------------------------------------
 
@@ -200,7 +207,17 @@ class LakeTable(ABC):
         if not self.exists():
             columns = wanted(schema, self.policy, self.format)
             properties = {SOURCE: str(schema.table)} if owner is None else mark_of(owner)
-            self.create(columns, properties)
+            try:
+                self.create(columns, properties)
+            except Exception as failure:
+                if not self._properties_refused(failure):
+                    raise
+                said = str(failure).strip().partition("\n")[0][:300]
+                raise cannot(
+                    schema,
+                    f"the table cannot be made with its table_properties: {said}",
+                    "DROP the feed and CREATE it with properties that the format knows.",
+                ) from failure
             return True
         found = fit(schema, self.policy, self.format, self.columns())
         if found.problems:
@@ -258,6 +275,13 @@ class LakeTable(ABC):
     def _add(self, columns: Mapping[str, str]) -> None:
         listed = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
         self.session.sql(f"ALTER TABLE {self.ident} ADD COLUMNS ({listed})")
+
+    def _properties_refused(self, failure: Exception) -> bool:
+        """Whether a table was not made because of what the feed asks for."""
+        from pyspark.errors import AnalysisException, IllegalArgumentException
+
+        refused = isinstance(failure, AnalysisException | IllegalArgumentException)
+        return refused and bool(self.given_properties)
 
     def _widen(self, schema: TableSchema, name: str, kind: str) -> None:
         """Let a column of the table have a wider type.

@@ -237,6 +237,42 @@ def test_a_constraint_of_the_table_is_about_a_row(bench: Bench) -> None:
     assert bench.lake.query("select id from {t}") == [(1,)]
 
 
+#: A property of each format that a reader sees.
+ASKED = {
+    "delta": {"delta.enableChangeDataFeed": "true", "delta.enableRowTracking": "true"},
+    "iceberg": {"format-version": "3", "write.parquet.compression-codec": "gzip"},
+}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("kind", "options"), [(kind, {"table_properties": asked}) for kind, asked in ASKED.items()]
+)
+def test_properties_that_the_feed_asks_for(bench: Bench, kind: str) -> None:
+    schema = schema_of(("text", "string"))
+    bench.round(schema, 1000, ("c", (1, "x")), ("c", (2, "y")))
+    bench.round(schema, 2000, ("u", (1, "z")), ("d", (2, None)))
+    assert bench.lake.query("select id, v0 from {t}") == [(1, "z")]
+    made = dict(bench.lake.query("show tblproperties {t}"))
+    assert {name: made.get(name) for name in ASKED[kind]} == ASKED[kind]
+    if kind == "delta":
+        path = bench.lake.table("t").split("`")[1]
+        changes = f"select _change_type, id, v0 from table_changes_by_path('{path}', 0)"
+        assert set(bench.lake.query(changes)) == {
+            ("insert", 1, "x"), ("insert", 2, "y"), ("update_preimage", 1, "x"),
+            ("update_postimage", 1, "z"), ("delete", 2, "y"),
+        }  # fmt: skip
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("kind", ["delta"])  # Iceberg takes any name
+@pytest.mark.parametrize("options", [{"table_properties": {"delta.noSuchThing": "true"}}])
+def test_a_property_that_the_format_does_not_know(bench: Bench) -> None:
+    with pytest.raises(ChangefeedError, match=r"table_properties: .*noSuchThing") as raised:
+        bench.round(schema_of(("text", "string")), 1000, ("c", (1, "x")))
+    assert raised.value.code.number == "CF5006"
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("options", [{"partition_by": "v0", "optimize": 0.001, "expire": 0.001}])
 def test_partitions_notes_resolved_and_upkeep(bench: Bench, kind: str) -> None:

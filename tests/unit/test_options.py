@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +40,7 @@ from changefeed.options import (
 )
 from changefeed.options.docs import listing
 from changefeed.options.relations import RELATIONS
+from changefeed.options.sink_config import table_properties
 from changefeed.options.types import (
     Json,
     Moment,
@@ -588,3 +590,24 @@ def test_a_known_value_of_a_misspelt_option_is_shown() -> None:
     assert mask_statement(text) == text.replace("'a1'", "'**'")
     secret = "CREATE CHANGEFEED f FOR t INTO 'null://' WITH api_secret = 'json', pasword = 'horse'"
     assert mask_statement(secret) == secret.replace("json", "****").replace("horse", "*****")
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ('{"delta.appendOnly": true}', 'the feed itself decides property "delta.appendOnly"'),
+        ('{"changefeed.owner": "6d65"}', 'the feed itself decides property "changefeed.owner"'),
+        ('{"format-version": 1}', "format-version must be 2 or 3"),
+        ('{"a": ["b"]}', 'the value of property "a" must be a string, number or boolean'),
+        ('{"a": null}', 'the value of property "a" must be a string, number or boolean'),
+    ],
+)
+def test_properties_that_a_table_cannot_have(written: str, why: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(why)):
+        Json(table_properties).read("table_properties", written, ManualClock(NOW))
+
+
+def test_properties_of_tables_are_texts() -> None:
+    written = '{"a": true, "b": 16, "c": "x", "format-version": 3}'
+    found = Json(table_properties).read("table_properties", written, ManualClock(NOW))
+    assert found == {"a": "true", "b": "16", "c": "x", "format-version": "3"}
