@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
+from changefeed.core.proofs import AlteredBytes, FileProof
 from changefeed.core.settings import Parameter, Settings, setting
 from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import invalid_uri
@@ -145,6 +146,22 @@ class FolderFiles(PartFiles):
         with file:
             yield file
 
+    def mark(self, name: str) -> str:
+        proof = FileProof.of(self.folder / name)
+        return f"{name} {proof.size} {proof.crc}"
+
+    def proved(self, mark: str) -> Path:
+        """The file, whose bytes are those that were written.
+
+        Raises:
+            FileNotFoundError: it is not on this machine.
+            AlteredBytes: it has others.
+        """
+        name, size, crc = mark.split()
+        path = self.folder / name
+        FileProof(int(size), int(crc)).verify(path)
+        return path
+
 
 class DuckDB(FileWarehouse):
     """One database file."""
@@ -265,15 +282,23 @@ class DuckDB(FileWarehouse):
 
     def load_files(self, table: str, files: PartFiles, names: Sequence[str], load_id: str) -> None:
         assert isinstance(files, FolderFiles)
-        paths = [str(files.folder / name) for name in names]
-        if lost := sum(not os.path.exists(path) for path in paths):
+        try:
+            paths = [files.proved(mark) for mark in names]
+        except FileNotFoundError:
             raise ChangefeedError(
                 Code.SINK_REFUSED_DATA,
                 f"{self.place} cannot load what Spark's executors wrote",
-                detail=f"{lost} of {len(paths)} files are not in {files.folder} of this machine",
+                detail=f"files are not in {files.folder} of this machine",
                 hint=_SHARE,
-            )
-        listed = ", ".join(map(self.dialect.literal, paths))
+            ) from None
+        except (OSError, AlteredBytes) as error:
+            raise ChangefeedError(
+                Code.SINK_UNREACHABLE,
+                "a file of a scan is damaged",
+                detail=f"in {files.folder}: {error}",
+                hint=f"the scan is repeated; check the disk under {files.folder.parent}.",
+            ) from error
+        listed = ", ".join(self.dialect.literal(str(path)) for path in paths)
         with self._writing(), explained(self._ours):
             self._opened().execute(
                 f"INSERT INTO {self.name(table)} BY NAME SELECT * FROM read_parquet([{listed}])"

@@ -36,6 +36,11 @@ class PartFiles(ABC):
     def create(self, name: str) -> AbstractContextManager[Any]:
         """A new file to write, whole once the block has ended. Called in a task."""
 
+    def mark(self, name: str) -> str:
+        """What the node is given of a file that is whole: its name, and what proves its bytes if
+        the place does not. Called in a task."""
+        return name
+
 
 class FileWarehouse(Warehouse):
     """A warehouse that loads Parquet files."""
@@ -52,7 +57,8 @@ class FileWarehouse(Warehouse):
 
     @abstractmethod
     def load_files(self, table: str, files: PartFiles, names: Sequence[str], load_id: str) -> None:
-        """Append the rows of files to a staging table; as :meth:`load` otherwise."""
+        """Append the rows of files to a staging table; as :meth:`load` otherwise. ``names`` are
+        :meth:`PartFiles.mark`'s."""
 
     def file_column(self, name: str) -> str:
         """What a column of the table is called in a file."""
@@ -93,7 +99,7 @@ class StagingWriter:
             for chunk in itertools.chain([first], chunks):
                 writer.write_table(chunk)
                 rows, size = rows + chunk.num_rows, size + chunk.nbytes
-        return Receipt(part, rows, size, (name,))
+        return Receipt(part, rows, size, (self.files.mark(name),))
 
     def _chunks(self, found: Iterator[pa.Table]) -> Iterator[pa.Table]:
         pending, count = replace(self.pending, buffer=[], spilled=[]), 0

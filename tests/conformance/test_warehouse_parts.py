@@ -156,13 +156,34 @@ def test_files_that_are_not_here_are_not_passed_over(tmp_path: Path) -> None:
     class Elsewhere(DuckDB):
         def load_files(self, *given: Any) -> None:
             table, files, names, load_id = given
-            super().load_files(table, files, [*names, "lost.parquet"], load_id)
+            super().load_files(table, files, [*names, "lost.parquet 1 1"], load_id)
 
     sink = DuckDBSink(f"duckdb://{tmp_path}/shop.duckdb?schema=shop")
     sink._tables.warehouse = Elsewhere(f"{tmp_path}/shop.duckdb", "shop")
     with pytest.raises(ChangefeedError, match="cannot load what Spark's executors wrote") as caught:
         _scanned(sink, feed)
     assert caught.value.code is Code.SINK_REFUSED_DATA and "engine = 'driver'" in caught.value.hint
+    sink.close()
+    assert not harness.rows("t")
+
+
+def test_a_file_that_is_damaged_is_not_loaded(tmp_path: Path) -> None:
+    feed, harness = _feed(tmp_path)
+
+    class Damaged(DuckDB):
+        def load_files(self, *given: Any) -> None:
+            table, files, names, load_id = given
+            path = files.folder / names[0].split()[0]
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.write_bytes(content)
+            super().load_files(table, files, names, load_id)
+
+    sink = DuckDBSink(f"duckdb://{tmp_path}/shop.duckdb?schema=shop")
+    sink._tables.warehouse = Damaged(f"{tmp_path}/shop.duckdb", "shop")
+    with pytest.raises(ChangefeedError, match="a file of a scan is damaged") as caught:
+        _scanned(sink, feed)
+    assert caught.value.code is Code.SINK_UNREACHABLE, "it is tried again"
     sink.close()
     assert not harness.rows("t")
 
