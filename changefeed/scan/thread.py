@@ -248,8 +248,10 @@ class SnapshotScan(threading.Thread):
         before anything is known of the tables' parts."""
         host = self._host
         repairs = all(table.repair is not None for table in self.tables.values())
+        if source.parts_travel or repairs:
+            return False
         sink = host.sinks.new_sink()
-        if source.parts_travel or repairs or spark_hindrance(host, sink):
+        if spark_hindrance(host, sink):
             return False
         state = host.spark.state()
         rows, auto = state.least_job_rows, host.asked_engine is EngineOption.AUTO
