@@ -123,7 +123,7 @@ def test_a_promoted_replica_goes_on(replication: Replication, tmp_path: Path) ->
     primary, replica = replication.primary, replication.replica
     primary.run("CREATE DATABASE shop", "CREATE TABLE shop.t (id INT PRIMARY KEY)")
     state = captured(primary, tmp_path / "one")
-    until(lambda: replication.replicated("shop.t", 0), "the replica has it", 30)
+    until(lambda: replication.replicated("shop.t", 0), "the replica has it")
     # The stream of a replica does not end when it becomes the primary.
     follower, followed = (
         captured(replica, tmp_path / "follower"),
@@ -148,7 +148,7 @@ def promoted(replication: Replication, state: State, folder: Path) -> None:
     primary, replica = replication.primary, replication.replica
     primary.run("INSERT INTO shop.t VALUES (1)", "INSERT INTO shop.t VALUES (2)")
     read(state, primary)
-    until(lambda: replication.replicated("shop.t", 2), "the replica has it", 30)
+    until(lambda: replication.replicated("shop.t", 2), "the replica has it")
 
     replica.run("STOP SLAVE")
     primary.run("INSERT INTO shop.t VALUES (3)")

@@ -85,19 +85,19 @@ class Bench:
             table = self.table(name)
             return table is not None and table.state is TableState.FAILED
 
-        until(failed, f"{name} fails", 60)
+        until(failed, f"{name} fails")
         table = self.table(name)
         assert table is not None and table.error is not None and reason in table.error
         assert table.error_code == code
 
     def arrives(self, topic: str, notes: list[str]) -> None:
         """Wait until exactly these were delivered under a topic."""
-        until(lambda: self.notes(topic) == notes, f"{topic}: {notes}", 60)
+        until(lambda: self.notes(topic) == notes, f"{topic}: {notes}")
 
     def synced(self, table: str, number: int) -> None:
         """A row written to another table now is delivered: so is all before it."""
         self.database.execute(f"insert into {table} values ({number}, '{table}{number}')")
-        until(lambda: f"{table}{number}" in self.notes(table), f"{table}{number}", 60)
+        until(lambda: f"{table}{number}" in self.notes(table), f"{table}{number}")
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_a_renamed_table_is_followed_there_and_back(bench: Bench) -> None:
     bench.database.execute("alter table a rename to x; insert into x values (2, 'x2')")
     bench.arrives("a", ["a1", "x2"])
     bench.database.execute("alter table x rename to y")
-    until(lambda: bench.table("y") is not None, "the feed goes by the new name", 60)
+    until(lambda: bench.table("y") is not None, "the feed goes by the new name")
     bench.database.execute("insert into y values (3, 'y3')")
     bench.arrives("a", ["a1", "x2", "y3"])
     bench.database.execute("alter table y rename to a; insert into a values (4, 'a4')")
@@ -364,7 +364,7 @@ def test_a_schema_feed_follows_its_tables(bench: Bench) -> None:
     bench.arrives("x", ["a1", "x2"])
     bench.arrives("b", ["b1", "b5"])
     bench.database.execute("drop table x")
-    until(lambda: bench.table("x") is None, "x leaves", 60)
+    until(lambda: bench.table("x") is None, "x leaves")
     bench.feeds.sync("f")
     assert bench.table("a") is None and bench.table("b") is not None
     events = bench.feeds.catalog.events(bench.feeds.catalog.job("f").id, kinds=("table",))
@@ -447,13 +447,13 @@ def test_a_log_that_is_removed_while_the_node_runs_is_said(bench: Bench) -> None
     bench.database.execute("insert into a values (2, 'a2')")
 
     def failed(code: str) -> None:
-        until(lambda: bench.feeds.catalog.job("f").status is Status.FAILED, "f fails", 90)
+        until(lambda: bench.feeds.catalog.job("f").status is Status.FAILED, "f fails")
         job = bench.feeds.catalog.job("f")
         assert job.error_code == code, job
 
     failed("CF3001")
     bench.feeds.execute("RESUME CHANGEFEED f")
-    until(lambda: bench.feeds.catalog.job("f").error_code in (None, "CF3002"), "taken up", 60)
+    until(lambda: bench.feeds.catalog.job("f").error_code in (None, "CF3002"), "taken up")
     failed("CF3002")
 
 
@@ -492,7 +492,7 @@ def test_a_publication_that_sends_less_is_a_gap_of_every_feed(bench: Bench) -> N
         bench, "alter publication {p} set (publish = 'insert'); update a set note = 'missed'"
     )
     bench.fails("a", "was altered", "CF2107")
-    until(lambda: bench.feeds.catalog.job("f").status is Status.FAILED, "f failed", 60)
+    until(lambda: bench.feeds.catalog.job("f").status is Status.FAILED, "f failed")
     [paused] = bench.feeds.catalog.tables(bench.feeds.catalog.job("paused").id)
     assert paused.error_code == "CF2107"
     hint = bench.feeds.catalog.job("f").hint
@@ -521,12 +521,12 @@ def test_a_gap_is_told_after_a_restart(bench: Bench) -> None:
 def test_a_publication_that_was_dropped_stops_every_feed(bench: Bench) -> None:
     bench.create("a, b")
     change_publication(bench, "drop publication {p}; insert into a values (2, 'missed')")
-    until(lambda: bench.feeds.catalog.job("f").status is Status.FAILED, "f failed", 60)
+    until(lambda: bench.feeds.catalog.job("f").status is Status.FAILED, "f failed")
     job = bench.feeds.catalog.job("f")
     assert job.error_code == "CF2102", job
     bench.feeds.execute("ALTER CHANGEFEED f RESCAN")
     if bench.feeds.catalog.job("f").status is not Status.RUNNING:
-        until(lambda: bench.feeds.catalog.job("f").status is Status.RUNNING, "f runs", 60)
+        until(lambda: bench.feeds.catalog.job("f").status is Status.RUNNING, "f runs")
     bench.feeds.sync("f")
     assert bench.notes("a") == ["a1", "missed"]
     bench.synced("b", 3)
@@ -544,7 +544,7 @@ def test_columns_change_without_a_row(bench: Bench) -> None:
         known = bench.feeds.catalog.announced_schema(TableName("shop", "public", "a"))
         return known is not None and "extra" in [column.name for column in known.columns]
 
-    until(announced, "the feed knows the column", 60)
+    until(announced, "the feed knows the column")
     assert bench.feeds.execute("SYNC CHANGEFEED f").notices == []
 
 

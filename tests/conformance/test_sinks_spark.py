@@ -388,7 +388,7 @@ def test_a_task_that_was_given_up_writes_no_more(
 
     writing = threading.Thread(target=write)
     writing.start()
-    until(lambda: len(trouble.attempts) == TASKS, "both tasks wrote the first half", seconds=60)
+    until(lambda: len(trouble.attempts) == TASKS, "both tasks wrote the first half")
     sink.give_up()
     writing.join(60)
     assert [error.message for error in raised] == ["the Spark job was cancelled"]

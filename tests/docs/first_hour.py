@@ -269,7 +269,7 @@ def _own_feeds(reader: Reader, at: Prompt, shop: Database, block: Block, files: 
     at.type(show)
     listed = at.read_until(r"name +\|[\s\S]*\(2 rows.*\)")
     say("".join(f"          # {line}\n" for line in listed.splitlines()[-5:]).rstrip())
-    until(lambda: "39.90" in _text(files), seconds=60)
+    until(lambda: "39.90" in _text(files))
     at.close()
 
 
@@ -279,15 +279,15 @@ def _text(files: Path) -> str:
 
 def _served(shop: Database, kafka: KafkaBroker, files: Path, http: int, message: Block) -> None:
     """The service takes the prompt's feeds over, and the README's message arrives."""
-    until(lambda: _healthy(http), seconds=60)
+    until(lambda: _healthy(http))
     shop.execute("update orders set status = 'paid' where id = 3")
     wanted = (b"[3]", message.text.strip().encode())
 
     def arrived() -> bool:
         return wanted in [(record.key, record.value) for record in kafka.messages("orders")]
 
-    until(arrived, seconds=60)
-    until(lambda: json.loads(message.text)["after"]["status"] in _text(files), seconds=60)
+    until(arrived)
+    until(lambda: json.loads(message.text)["after"]["status"] in _text(files))
     say(f"          # the topic orders has, at key [3]: {wanted[1].decode()}")
 
 

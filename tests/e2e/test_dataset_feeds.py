@@ -157,7 +157,7 @@ def test_day_that_is_repeated_after_it_was_read(
             feeds.execute("SHOW CHANGEFEED f").rows
         )
 
-    until(failed, seconds=120)
+    until(failed)
     feeds.execute("ALTER CHANGEFEED f RESCAN")
     feeds.sync("f")
     last = {message["after"]["item"]: message["after"]["price"] for message in lines(out)}

@@ -51,7 +51,7 @@ def feeds(tmp_path: Path, spark_engine: NodeSpark) -> Any:
 
 def arrived(out: Path, wanted: set[Change]) -> None:
     """Wait until exactly these changes came after what was there before."""
-    until(lambda: set(changes(out)) >= wanted, seconds=120)
+    until(lambda: set(changes(out)) >= wanted)
 
 
 @pytest.mark.extended

@@ -44,7 +44,7 @@ def test_from_mariadb_into_files(feeds: Feeds, binlog_server: BinlogServer, tmp_
         run("INSERT INTO t VALUES (3, 3)")
         restarted = feeds.kill_capture()
         run("DELETE FROM t WHERE id = 2", "UPDATE t SET id = 4 WHERE id = 3")
-        until(restarted, seconds=60)
+        until(restarted)
         feeds.sync("f")
         assert rebuilt(consumed(tmp_path / "out", "t")) == {
             "[1]": {"id": 1, "v": 3.0},

@@ -402,7 +402,7 @@ def test_lanes_share_the_wait_for_a_slow_sink_and_keep_the_order(
         for n in range(1, 4):
             postgres.execute(f"update t set b = {n}")
         feeds.execute("RESUME CHANGEFEED f")
-        until(lambda: webhook.taken, seconds=120)
+        until(lambda: webhook.taken)
         kill_a_worker(spark_engine)
         feeds.sync("f")
     assert jobs
@@ -436,7 +436,7 @@ def test_a_stopped_feed_leaves_no_lane_behind(
         feeds.execute("PAUSE CHANGEFEED f")
         postgres.execute("insert into t select i, 0 from generate_series(1, 20000) i")
         feeds.execute("RESUME CHANGEFEED f")
-        until(lambda: len(webhook.taken) > 20, seconds=120)
+        until(lambda: len(webhook.taken) > 20)
         feeds.execute("PAUSE CHANGEFEED f")
         until(lambda: status(feeds) == "paused")
         taken = len(webhook.taken)

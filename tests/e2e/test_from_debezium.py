@@ -48,7 +48,7 @@ class Writer:
     def more(self, by: int) -> None:
         """Wait until so many transactions more have been written."""
         goal = sum(self.counts.values()) + 2 * by
-        until(lambda: sum(self.counts.values()) >= goal, seconds=60)
+        until(lambda: sum(self.counts.values()) >= goal)
 
     def __enter__(self) -> Writer:
         self._thread.start()

@@ -114,7 +114,7 @@ def test_functions_in_select_and_where(feeds: Feeds, postgres: Database, tmp_pat
             feeds.execute("SHOW CHANGEFEED f ERRORS").rows
         )
 
-    until(stopped, seconds=120)
+    until(stopped)
     # Only its words: a clock's microseconds may have the same digits.
     for error in feeds.execute("SHOW CHANGEFEED f ERRORS").objects():
         assert "901" not in f"{error['problem']} {error['hint']}"

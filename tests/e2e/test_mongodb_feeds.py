@@ -53,7 +53,7 @@ def engine_of(feeds: Feeds) -> psutil.Process:
         found[:] = [each for each in children if "-Xmx512m" in each.cmdline()]
         return len(found) == 1
 
-    until(there, "the engine runs", seconds=60)
+    until(there, "the engine runs")
     return found[0]
 
 
@@ -80,7 +80,7 @@ def test_into_files_across_killed_processes(
     write(emulator, *({"_id": key, "v": "c"} for key in range(2, 2000)))
     restarted = feeds.kill_capture()
     emulator.commit("shop", [Write("orders", "x", None)])
-    until(restarted, seconds=60)
+    until(restarted)
     engine_of(feeds)
     write(emulator, {"_id": 3, "v": "d"})
     feeds.sync("f")

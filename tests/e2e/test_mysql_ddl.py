@@ -441,7 +441,7 @@ def _equal(feeds: Feeds, copies: Copies, kind: str) -> None:
 
     feeds.sync("f")  # it costs less than to compare again and again
     try:
-        until(equal, "the copies are equal", 90)
+        until(equal, "the copies are equal")
     except AssertionError as error:
         raise AssertionError(f"{dict(copies.differences(kind))}\n{_problems(feeds)}") from error
 

@@ -288,7 +288,7 @@ def test_ddl_is_among_the_events_once_and_in_order(bench: Bench) -> None:
     bench.feeds.open()
     bench.feeds.sync("f")
     bench.run("DROP TABLE t, u")
-    until(lambda: len(_ddl(bench)) >= 7, "the tables are dropped", 60)
+    until(lambda: len(_ddl(bench)) >= 7, "the tables are dropped")
     told = _ddl(bench)
     assert [statement for table, statement in told if table == t] == [
         "ALTER TABLE t ADD COLUMN c INT, COMMENT = 'redacted'",
@@ -316,7 +316,7 @@ def test_all_of_a_table_is_delivered_that_was_dropped_while_no_node_ran(bench: B
     def failed() -> bool:
         return bench.feeds.catalog.tables(job.id)[0].error_code == "CF1101"
 
-    until(failed, "the table fails", 60)
+    until(failed, "the table fails")
     assert bench.table("f")["[11]"] == {"a": 11, "b": "last"}
     assert [str(statement)[:10] for _, statement in _ddl(bench)] == ["DROP TABLE"]
 
@@ -440,7 +440,7 @@ class Copy:
                 found = connection.execute(f"SELECT a, b FROM {target}").fetchall()
             return sorted(found) == sorted(self.bench.run(f"SELECT a, b FROM {source}"))
 
-        until(equal, f"{target} has the rows of {source}", 60)
+        until(equal, f"{target} has the rows of {source}")
 
     def tables(self) -> list[str]:
         """The tables of the feed by their present names, without its source."""
@@ -497,12 +497,12 @@ def test_a_rename_is_followed_before_a_row_comes(bench: Bench, tmp_path: Path) -
     """Also when it came while no node ran, and into another database."""
     copy = Copy(bench, tmp_path)
     bench.run("RENAME TABLE t TO u")
-    until(lambda: copy.tables() == ["u"], "the feed goes by the new name", 60)
+    until(lambda: copy.tables() == ["u"], "the feed goes by the new name")
     bench.feeds.close()
     with bench.server.database() as other:
         bench.run(f"RENAME TABLE u TO {other}.t")
         bench.feeds.open()
-        until(lambda: copy.tables() == [f"{other}.t"], "the feed goes by the new name", 60)
+        until(lambda: copy.tables() == [f"{other}.t"], "the feed goes by the new name")
         bench.run(f"UPDATE {other}.t SET b = 'elsewhere' WHERE a = 1")
         copy.arrives(f"{other}.t")
         assert copy.scans() == 1
@@ -522,10 +522,10 @@ def test_a_feed_that_was_paused_follows_when_it_comes_so_far(bench: Bench, tmp_p
     bench.feeds.close()
     bench.run("INSERT INTO u VALUES (12, 'two')")
     bench.feeds.open()
-    until(lambda: bench.feeds.node.source_runtime("shop").tables.ready, "the source is ready", 60)
+    until(lambda: bench.feeds.node.source_runtime("shop").tables.ready, "the source is ready")
     bench.run("INSERT INTO u VALUES (13, 'three')")
     bench.feeds.execute("RESUME CHANGEFEED g")
-    until(lambda: len(bench.table("g")) == 13, "the feed has all rows", 60)
+    until(lambda: len(bench.table("g")) == 13, "the feed has all rows")
     bench.feeds.sync("g")
     events = bench.feeds.catalog.events(bench.feeds.catalog.job("g").id, kinds=("scan",))
     assert sum(event.times for event in events if "begins" in event.text) == 1
@@ -562,7 +562,7 @@ def test_a_feed_of_a_database_takes_a_renamed_table_for_a_new_one(
 ) -> None:
     copy = Copy(bench, tmp_path, f"SCHEMA shop.{bench.database}")
     bench.run("RENAME TABLE t TO u", "INSERT INTO u VALUES (11, 'after')")
-    until(lambda: copy.tables() == ["u"], "the feed has the new table alone", 60)
+    until(lambda: copy.tables() == ["u"], "the feed has the new table alone")
     copy.arrives("u", "u")
     assert any("was renamed to" in text for text in copy.told("table"))
 

@@ -54,7 +54,7 @@ class Copies:
                 return connection.execute(rows).fetchall() == [*self.run(rows)]
 
         for table in tables:
-            until(partial(equal, table), f"{table} is equal", 60)
+            until(partial(equal, table), f"{table} is equal")
 
     def failed(self, feed: str) -> dict[str, str]:
         """The failed tables with their reasons, as the state has them."""

@@ -79,10 +79,10 @@ def test_statements_are_told_once_before_what_they_cause(bench: Bench) -> None:
     bench.feeds.open()
     run("ALTER TABLE t RENAME TO u")
     run("INSERT INTO u VALUES (4, 'w', 4)")
-    until(lambda: len(bench.ddl()) >= 5, "all are told", 60)
+    until(lambda: len(bench.ddl()) >= 5, "all are told")
     bench.feeds.sync("f")
     run("DROP TABLE u")
-    until(lambda: len(bench.ddl()) >= 6, "the drop is told", 60)
+    until(lambda: len(bench.ddl()) >= 6, "the drop is told")
     told = bench.ddl()
     assert [text for _, text in told] == [
         "ALTER TABLE t ADD COLUMN a text DEFAULT 'https://u:redacted@h/'",
@@ -108,7 +108,7 @@ def test_indexes_and_partitions_are_told_of_the_table_that_a_feed_watches(bench:
     for _, statement in statements:
         run(statement)
     told = [(f"shop.public.{table}", statement) for table, statement in statements]
-    until(lambda: bench.ddl() == told, "all are told", 60)
+    until(lambda: bench.ddl() == told, "all are told")
 
 
 def test_nothing_without_the_mark_is_removed(bench: Bench) -> None:
@@ -118,7 +118,7 @@ def test_nothing_without_the_mark_is_removed(bench: Bench) -> None:
     )
     bench.database.execute(f'COMMENT ON EVENT TRIGGER "{name}" IS NULL')
     bench.feeds.execute("DROP CHANGEFEED f")
-    until(lambda: bench.database.slots() == [], "the source is released", 60)
+    until(lambda: bench.database.slots() == [], "the source is released")
     assert bench.triggers() == 2
     bench.database.execute(f'DROP EVENT TRIGGER "{name}"')
 
@@ -131,11 +131,11 @@ def test_the_triggers_come_and_go_with_the_option(bench: Bench) -> None:
     bench.feeds.sync("f")
     assert bench.triggers() == 2
     bench.feeds.execute(f"ALTER EXTERNAL CONNECTION shop AS '{bench.uri('false')}'")
-    until(lambda: bench.triggers() == 0, "they are removed", 60)
+    until(lambda: bench.triggers() == 0, "they are removed")
     bench.feeds.execute(f"ALTER EXTERNAL CONNECTION shop AS '{bench.uri('true')}'")
-    until(lambda: bench.triggers() == 2, "they are there again", 60)
+    until(lambda: bench.triggers() == 2, "they are there again")
     bench.feeds.execute("DROP CHANGEFEED f")
-    until(lambda: bench.triggers() == 0, "they are removed with the last feed", 60)
+    until(lambda: bench.triggers() == 0, "they are removed with the last feed")
     schemas = "SELECT FROM pg_namespace WHERE nspname LIKE 'changefeed%'"
     assert bench.database.execute(schemas) == []
 

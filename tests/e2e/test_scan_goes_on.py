@@ -56,7 +56,7 @@ def half_read(service: Service, *feeds: str) -> None:
         unread = progress(service, feed).unread
         return unread is not None and unread.left[0].low is not None
 
-    until(lambda: all(some(feed) for feed in feeds), "the scans are at their half", seconds=120)
+    until(lambda: all(some(feed) for feed in feeds), "the scans are at their half")
     assert all(progress(service, feed).state is TableState.SCANNING for feed in feeds)
 
 
@@ -295,7 +295,7 @@ def test_a_scan_into_a_lake_goes_on(
             left = progress(service, "f")
             if not part:
                 service.start()
-            until(lambda: not progress(service, "f").scan_wanted, "the scan ends", seconds=120)
+            until(lambda: not progress(service, "f").scan_wanted, "the scan ends")
         table = progress(service, "f")
         assert left.state is TableState.SCANNING and left.unread is not None and left.unread.rows
         more = table.scan_rows - left.unread.rows

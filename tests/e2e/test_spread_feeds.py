@@ -348,7 +348,7 @@ def test_a_run_of_a_schedule_survives_the_node_that_makes_it(nodes: Nodes) -> No
     assert busy is not None, "it takes some seconds"
     it.machines[busy].kill()
     exports.due()  # It waits: the first run goes on.
-    until(partial(exports.ended, 1), "the other node ends it", seconds=120)
+    until(partial(exports.ended, 1), "the other node ends it")
     until(lambda: len(exports.runs()) == 2, "the next run begins")
     assert exports.read() == set(range(1, 3001))
 

@@ -192,8 +192,8 @@ def test_a_table_that_failed_has_its_places_when_it_goes_on(
     feeds.execute("RESUME CHANGEFEED f")
     shop.execute("ALTER TABLE b ALTER v TYPE int USING 1")
     shop.execute("INSERT INTO a VALUES (2, 'x'); INSERT INTO b VALUES (2, 5)")
-    until(lambda: "failed" in str(feeds.execute("SHOW CHANGEFEED f TABLES").rows), seconds=60)
-    until(lambda: len(received(tmp_path, "f").transactions) == 4, seconds=60)
+    until(lambda: "failed" in str(feeds.execute("SHOW CHANGEFEED f TABLES").rows))
+    until(lambda: len(received(tmp_path, "f").transactions) == 4)
     found = received(tmp_path, "f")
     (end,) = [t for t in found.transactions if t["status"] == "END"][1:]
     assert end["event_count"] == 2, "the changes of a table that failed are counted"

@@ -161,7 +161,7 @@ def test_node_dies_while_a_feed_follows_a_rename(tmp_path: Path, postgres: Datab
             postgres.execute(f"delete from {new} where id = {number - 1}")
             if point:
                 service.start(point)
-                until(lambda: not service.running, point, seconds=120)
+                until(lambda: not service.running, point)
                 assert service.exit_status == -9, point
             service.start()
             service.sync("f")
@@ -201,13 +201,13 @@ def test_a_scan_into_a_history_that_died_before_it_was_saved_comes_once(
         service.execute(made)
         for place in places:
             service.start(f"{place}@1:kill")
-            until(lambda: not service.running, place, seconds=120)
+            until(lambda: not service.running, place)
             assert service.exit_status == -9, place
             for _ in range(rows):
                 shop.db.execute("insert into t select max(id) + 1, 0, 'new' from t")
         service.start()
         ended = (Status.RUNNING, Status.SUCCEEDED)
-        until(lambda: service.job("f").status in ended, "the scan is done", seconds=120)
+        until(lambda: service.job("f").status in ended, "the scan is done")
     finally:
         print(service.last_words())
         service.close()
@@ -235,7 +235,7 @@ def test_a_scan_into_a_lake_dies_at_every_place(
         places = ("committed@3", "before_end@1", "after_end@1")
         for number, place in enumerate(places, 1):
             service.start(f"scan.{place}:kill")
-            until(lambda: not service.running, place, seconds=120)
+            until(lambda: not service.running, place)
             assert service.exit_status == -9, place
             postgres.execute(
                 f"update t set v = {number} where id % 7 = {number};"

@@ -68,7 +68,7 @@ def test_when_the_fence_is_closed_nothing_is_written(
 
     thread = threading.Thread(target=scan)
     thread.start()
-    until(lambda: written(slow) > 10, seconds=120)
+    until(lambda: written(slow) > 10)
     spark_engine.cancel("slow")
     barrier.close()
     before = written(slow)

@@ -49,7 +49,7 @@ class Bench:
     def refused(self, reason: str) -> None:
         """The feed fails with CF2104, SYNC says so, and nothing of the server was delivered."""
         job = self.feeds.catalog.job("f")
-        until(lambda: self.feeds.catalog.job("f").status is Status.FAILED, "f fails", 60)
+        until(lambda: self.feeds.catalog.job("f").status is Status.FAILED, "f fails")
         job = self.feeds.catalog.job("f")
         assert job.error_code == "CF2104" and job.error and reason in job.error, job
         with pytest.raises(ChangefeedError) as caught:

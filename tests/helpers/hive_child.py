@@ -156,13 +156,13 @@ def feed(spark: NodeSpark, folder: Path) -> dict[str, object]:
         found["explain"] = str(feeds.execute(f"EXPLAIN {create}").rows)
         feeds.execute(create)
         found["shown"] = str(feeds.execute("SHOW EXTERNAL CONNECTIONS").rows)
-        until(lambda: session.catalog.tableExists("db.stock_history"), seconds=60)
+        until(lambda: session.catalog.tableExists("db.stock_history"))
         found["first"] = shown(session)
         found["columns"] = session.newSession().table("db.stock_history").columns
         buyers = ("db.buyers", "db.buyers_history")
-        until(lambda: all(session.catalog.tableExists(name) for name in buyers), seconds=60)
+        until(lambda: all(session.catalog.tableExists(name) for name in buyers))
         # A new table of the history gets its partitions next.
-        until(lambda: rows(session.newSession(), buyers[1], "id"), seconds=60)
+        until(lambda: rows(session.newSession(), buyers[1], "id"))
         found["buyers"] = [rows(session.newSession(), name, "id", "buyer") for name in buyers]
         # Somebody takes the name: the feed goes on, and says so until the name is free.
         session.sql("DROP TABLE db.stock")
@@ -172,17 +172,17 @@ def feed(spark: NodeSpark, folder: Path) -> dict[str, object]:
         def errors() -> str:
             return str(feeds.execute("SHOW CHANGEFEED stock ERRORS").rows)
 
-        until(lambda: "did not make it" in errors(), seconds=60)
+        until(lambda: "did not make it" in errors())
         found["errors"] = errors().count("did not make it")
         found["theirs"] = shown(session)
         session.sql("DROP VIEW db.stock")
-        until(lambda: session.catalog.tableExists("db.stock"), seconds=60)
+        until(lambda: session.catalog.tableExists("db.stock"))
         found["second"] = shown(session)
 
         def later() -> list[list[str]]:
             return rows(session.newSession(), "db.buyers", "id", "buyer")
 
-        until(lambda: len(later()) == 2, seconds=60)
+        until(lambda: len(later()) == 2)
         found["buyers later"] = later()
         feeds.execute("DROP CHANGEFEED stock")
         found["after the feed"] = shown(session)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 #: Spark's start and a first scan on a busy machine of two cores, in seconds.
-PATIENCE = 150.0
+PATIENCE = 400.0
 
 
 def until(

@@ -94,7 +94,7 @@ class DebeziumEngine:
             assert not ended, self._log.read_text("utf-8")[-3000:]
             return len(self.events()) >= count
 
-        until(there, seconds=120)
+        until(there)
         return self.events()
 
 

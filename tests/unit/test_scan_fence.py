@@ -170,7 +170,7 @@ def test_a_frozen_worker_elsewhere_is_replaced_and_writes_no_more_when_it_wakes_
     gate = WorkerAdmission(here=False, grace=0.2, lease=1.0, ping=0.05)
     ticket, file = gate.ticket(), tmp_path / "written"
     worker = writing(ticket, file)
-    until(lambda: file.exists() and file.stat().st_size > 1000, seconds=60)
+    until(lambda: file.exists() and file.stat().st_size > 1000)
     assert worker.pid is not None
     suspend(worker.pid)
     other = staying(ticket)
@@ -188,12 +188,12 @@ def test_an_attempt_that_waited_longer_than_its_lease_may_write(tmp_path: Path) 
     gate = WorkerAdmission(here=False, grace=0.2, lease=1.0, ping=0.05)
     ticket, file = gate.ticket(), tmp_path / "written"
     first = writing(ticket, tmp_path / "first")
-    until(lambda: gate.inside == (first.pid,), seconds=60)
+    until(lambda: gate.inside == (first.pid,))
     other = writing(ticket, file)
-    until(Path(f"{file}.asked").exists, seconds=60)
+    until(Path(f"{file}.asked").exists)
     time.sleep(2 * ticket.lease)
     first.kill()
-    until(lambda: file.exists() and file.stat().st_size > 1000, seconds=60)
+    until(lambda: file.exists() and file.stat().st_size > 1000)
     assert other.is_alive()
     gate.close()
     other.join(20)
@@ -221,7 +221,7 @@ def test_a_worker_whose_node_froze_ends_before_another_node_takes_the_feed(tmp_p
     file = tmp_path / "written"
     worker = context.Process(target=_send_all, args=(here.recv(), str(file)), daemon=True)
     worker.start()
-    until(lambda: file.exists() and file.stat().st_size > 1000, seconds=60)
+    until(lambda: file.exists() and file.stat().st_size > 1000)
     assert node.pid is not None
     suspend(node.pid)
     worker.join(20)
