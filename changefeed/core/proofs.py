@@ -169,3 +169,22 @@ def unsealed(content: bytes, name: str) -> str:
     if head != f"{_MARK}{_of_text(name, body):08x}".encode():
         raise AlteredBytes("its bytes have changed")
     return body.decode()
+
+
+@dataclass(frozen=True, slots=True)
+class ProvedFile:
+    """The name of a file and its proof, as one text: ``NAME SIZE CRC``."""
+
+    name: str
+    proof: FileProof
+
+    @property
+    def text(self) -> str:
+        """What :meth:`parse` reads."""
+        return f"{self.name} {self.proof.size} {self.proof.crc}"
+
+    @classmethod
+    def parse(cls, text: str) -> ProvedFile:
+        """The file that has this text."""
+        name, size, crc = text.rsplit(" ", 2)
+        return cls(name, FileProof(int(size), int(crc)))

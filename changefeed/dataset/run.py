@@ -261,8 +261,12 @@ def _stage(
     if dataset.sensitive_columns:
         whole, sensitive = store.stage_sensitive()
     written = None
-    hashed = not small and base is not None and can_compare(session, dataset, base)
-    if hashed and base is not None and current is not None:
+    if (
+        base is not None
+        and current is not None
+        and not small
+        and can_compare(session, dataset, base)
+    ):
         written = write_by_hash(session, dataset, incoming, current, base, date, whole)
     unique = written is not None
     if written is None:

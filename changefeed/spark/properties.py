@@ -52,13 +52,8 @@ def our_properties(master: str, cores: int, scratch: Path) -> dict[str, str]:
     }
 
 
-_PROPERTIES = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-    # What Spark hides in its UI and event log: settings with such a name or value. Its default lets
-    # keys of a catalog or of an object store pass.
-    "spark.redaction.regex": rf"{SECRET_NAMES}|authorization|//[^/@\s]*:[^/@\s]*@",
+#: Properties that the results depend on: neither a site's defaults nor ``--conf`` change them.
+_FIXED = {
     "spark.sql.session.timeZone": "UTC",
     # A value that a cast cannot make fails its job, and is not NULL. Off by default before Spark 4.
     "spark.sql.ansi.enabled": "true",
@@ -70,13 +65,22 @@ _PROPERTIES = {
     # Days before 1582 are those of the calendar of today, as Spark 4 has them by default.
     "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.python.daemon.module": "changefeed.spark.internals.daemon",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+_PROPERTIES = {
+    **_FIXED,
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    # What Spark hides in its UI and event log: settings with such a name or value. Its default lets
+    # keys of a catalog or of an object store pass.
+    "spark.redaction.regex": rf"{SECRET_NAMES}|authorization|//[^/@\s]*:[^/@\s]*@",
     "spark.scheduler.mode": "FAIR",
     # Checksum files next to every local file cost more than the file does.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     # The pages of staged rows and of datasets have checksums, which Spark's reader then compares.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-    "spark.python.daemon.module": "changefeed.spark.internals.daemon",
-    "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",
     # Wide tables keep whole-stage code generation.
     "spark.sql.codegen.maxFields": "2000",
@@ -88,25 +92,10 @@ _PROPERTIES = {
 }
 
 
-#: Properties that the results depend on: neither a site's defaults nor ``--conf`` change them.
-_FIXED = frozenset(
-    {
-        "spark.sql.session.timeZone",
-        "spark.sql.ansi.enabled",
-        "spark.sql.storeAssignmentPolicy",
-        "spark.sql.timestampType",
-        "spark.sql.files.ignoreCorruptFiles",
-        "spark.sql.files.ignoreMissingFiles",
-        "spark.sql.parquet.datetimeRebaseModeInRead",
-        "spark.sql.parquet.datetimeRebaseModeInWrite",
-        "spark.python.daemon.module",
-        "spark.sql.execution.arrow.pyspark.enabled",
-    }
-)
 #: Those that each session can have for itself, of whichever Spark. Workers with another daemon than
 #: ours take more CPU and do the same.
 SESSION_PROPERTIES = {
-    **{name: _PROPERTIES[name] for name in sorted(_FIXED) if name.startswith("spark.sql.")},
+    **{name: value for name, value in _FIXED.items() if name.startswith("spark.sql.")},
     # A session hands it on to Hadoop's clients.
     "parquet.page.verify-checksum.enabled": "true",
 }
@@ -118,7 +107,7 @@ def choose_properties(
     """The properties of a session: the user's before the site's before changefeed's, except fixed
     ones."""
     chosen = {**ours, **site, **person}
-    for name in _FIXED & (site.keys() | person.keys()):
+    for name in _FIXED.keys() & (site.keys() | person.keys()):
         if chosen[name] != ours[name]:
             log.warning("Spark property %s stays %s: results depend on it", name, ours[name])
             chosen[name] = ours[name]

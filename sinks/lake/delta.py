@@ -25,7 +25,7 @@ from changefeed.spark.internals.abilities import DELTA_LOG, allows
 from changefeed.spark.internals.delta import TRANSACTION, DeltaTableLog
 from changefeed.spark.internals.sessions import settings_of
 from sinks.lake import delta_round
-from sinks.lake.shape import cannot
+from sinks.lake.shape import OTHER_TYPE, cannot
 from sinks.lake.small.commit_log import UNREADABLE, CommitLog
 from sinks.lake.small.creation import create_table
 from sinks.lake.small.rounds import SmallLimits
@@ -214,8 +214,7 @@ class DeltaTable(LakeTable):
             raise cannot(
                 schema,
                 f"Delta of Spark {self.session.version} cannot make column {name} {kind}",
-                "let the feed cast it by a SELECT, or DROP the feed, move the target away and "
-                "CREATE the feed again.",
+                OTHER_TYPE,
             ) from failure
 
 
@@ -277,7 +276,7 @@ class _ByStatements:
         log.warning("this Spark cannot remove %s: the table is empty now", self._path)
 
 
-#: Conditions of an error that mean: there is no table.
 #: The condition of Delta before 4.0 about an integer that is to be a bigint, and others.
 _CANNOT_WIDEN = "DELTA_UNSUPPORTED_ALTER_TABLE_CHANGE_COL_OP"
+#: Conditions of an error that mean: there is no table.
 _NO_TABLE = ("DELTA_MISSING_DELTA_TABLE", "DELTA_PATH_DOES_NOT_EXIST", "PATH_NOT_FOUND")

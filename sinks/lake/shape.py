@@ -41,6 +41,13 @@ def wanted(schema: TableSchema, policy: TablePolicy, table_format: str) -> dict[
     return found
 
 
+#: What to do about a column that cannot have the type of the source's.
+OTHER_TYPE = (
+    "let the feed cast it by a SELECT, or DROP the feed, move the target away and CREATE the feed "
+    "again."
+)
+
+
 @dataclass
 class Fit:
     """What it takes to give a table the wanted columns.
@@ -81,8 +88,7 @@ def fit(
                 cannot(
                     schema,
                     f"column {own} is {old} in the target and cannot become {kind}",
-                    "let the feed cast it by a SELECT, or DROP the feed, move the target away and "
-                    "CREATE the feed again.",
+                    OTHER_TYPE,
                 )
             )
     keys = () if schema.keyless or policy.history is History.APPEND else schema.key_columns

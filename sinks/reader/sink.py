@@ -23,7 +23,6 @@ import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,7 +32,7 @@ from changefeed.core.clock import SYSTEM_CLOCK, Clock, Timestamp
 from changefeed.core.durable import read_durable, replace_durably, sync_path
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.events import Resolved, Truncate
-from changefeed.core.proofs import AlteredBytes, FileProof
+from changefeed.core.proofs import AlteredBytes, FileProof, ProvedFile
 from changefeed.core.schema import TableSchema
 from changefeed.core.settings import Settings
 from changefeed.options import DELETES, Deletes
@@ -90,7 +89,7 @@ class ReaderSink(Sink):
                 hint="filter by _change_type where the rows are read.",
             )
         self.directory = Path("/" + url.path.strip("/"))
-        self._written: list[_WrittenFile] = []
+        self._written: list[ProvedFile] = []
         self._lock: int | None = None
 
     # -- the feed's side --------------------------------------------------------------------
@@ -145,18 +144,18 @@ class ReaderSink(Sink):
                 folder.mkdir(mode=0o700)
             path = folder / f"{uuid.uuid4().hex}.arrow"
             _write_file(path, batch.rows)
-            written = _WrittenFile(f"{folder.name}/{path.name}", FileProof.of(path))
+            written = ProvedFile(f"{folder.name}/{path.name}", FileProof.of(path))
         return Receipt(batch.partition, batch.rows.num_rows, written.proof.size, (written.text,))
 
     def commit(self, epoch: Epoch, receipts: Sequence[Receipt]) -> Durability:
-        self._written += [_WrittenFile.parse(text) for r in receipts for text in r.staged]
+        self._written += [ProvedFile.parse(text) for r in receipts for text in r.staged]
         return Durability.DURABLE
 
     def abort(self, epoch: Epoch, receipts: Sequence[Receipt]) -> None:
         with self._explained("write"):
             for receipt in receipts:
                 for text in receipt.staged:
-                    (self.directory / _WrittenFile.parse(text).name).unlink(missing_ok=True)
+                    (self.directory / ProvedFile.parse(text).name).unlink(missing_ok=True)
 
     def end_scan(self, target: Target, schema: TableSchema, at: Timestamp) -> None:
         """The scan is whole: its consumer may have it."""
@@ -341,23 +340,6 @@ def _damaged(path: Path, cause: Exception) -> ChangefeedError:
         hint="put the directory back from a backup and RESUME; or make another reader in a new "
         "directory, which begins with a scan of the table.",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _WrittenFile:
-    """A file of a scan below the directory, and what proves it; a receipt has its text."""
-
-    name: str
-    proof: FileProof
-
-    @property
-    def text(self) -> str:
-        return f"{self.name} {self.proof.size} {self.proof.crc}"
-
-    @classmethod
-    def parse(cls, text: str) -> _WrittenFile:
-        name, size, crc = text.rsplit(" ", 2)
-        return cls(name, FileProof(int(size), int(crc)))
 
 
 def _write_file(path: Path, rows: pa.Table | pa.RecordBatch) -> None:

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from changefeed.core.errors import ChangefeedError, Code
-from changefeed.core.proofs import AlteredBytes, FileProof
+from changefeed.core.proofs import AlteredBytes, FileProof, ProvedFile
 from changefeed.core.settings import Parameter, Settings, setting
 from changefeed.core.types import Kind, LogicalType
 from changefeed.core.uri import invalid_uri
@@ -147,8 +147,7 @@ class FolderFiles(PartFiles):
             yield file
 
     def mark(self, name: str) -> str:
-        proof = FileProof.of(self.folder / name)
-        return f"{name} {proof.size} {proof.crc}"
+        return ProvedFile(name, FileProof.of(self.folder / name)).text
 
     def proved(self, mark: str) -> Path:
         """The file, whose bytes are those that were written.
@@ -157,9 +156,9 @@ class FolderFiles(PartFiles):
             FileNotFoundError: it is not on this machine.
             AlteredBytes: it has others.
         """
-        name, size, crc = mark.split()
-        path = self.folder / name
-        FileProof(int(size), int(crc)).verify(path)
+        file = ProvedFile.parse(mark)
+        path = self.folder / file.name
+        file.proof.verify(path)
         return path
 
 

@@ -46,21 +46,22 @@ def declared_type(text: str) -> DataType:
     from pyspark.sql import types
 
     known: Any = types
-    if hasattr(types.DataType, "fromDDL"):
-        found: DataType = types.DataType.fromDDL(text)
-    else:  # PySpark 3.5
-        found = known._parse_datatype_string(text)
+    parse = getattr(types.DataType, "fromDDL", None) or known._parse_datatype_string  # PySpark 3.5
+    found: DataType = parse(text)
     return found
 
 
 def frame_of(session: SparkSession, table: pa.Table) -> DataFrame:
     """A DataFrame with the rows of an Arrow table, in their order."""
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     if hasattr(DataFrame, "toArrow"):
         return session.createDataFrame(table)
     # PySpark 3.5 takes no Arrow table, but a function that returns one.
-    rows = bytearray(_written(table))
+    sink = pa.BufferOutputStream()
+    write_stream(sink, table)
+    rows = bytearray(sink.getvalue())
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -88,14 +89,12 @@ def arrow_of(frame: DataFrame) -> pa.Table:
     ).empty_table()
 
 
-def _written(table: pa.Table) -> bytes:
+def write_stream(sink: pa.NativeFile, table: pa.Table) -> None:
+    """Write a table as a stream of Arrow's IPC format."""
     import pyarrow as pa
 
-    sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    written: bytes = sink.getvalue().to_pybytes()
-    return written
 
 
 def arrow_function(function: Callable[..., Any], returns: str | DataType) -> Callable[..., Column]:

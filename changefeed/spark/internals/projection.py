@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from changefeed.core.telemetry import log
 from changefeed.spark.internals.abilities import PROJECTION, allows, java_object, jvm_of
-from changefeed.spark.internals.arrow_types import spark_schema
+from changefeed.spark.internals.arrow_types import spark_schema, write_stream
 from changefeed.spark.internals.plans import sequence
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Projection:
             if batch.nbytes > _BY_FILE:
                 return self._by_files(steps, batch)
             sink = pa.BufferOutputStream()
-            _write(sink, batch)
+            write_stream(sink, batch)
             rows = self._converters.fromIPCStream(sink.getvalue().to_pybytes())._1()
             with _released(lambda: [rows]):
                 text = self._as_text(self._through(steps, rows))
@@ -141,7 +141,7 @@ class Projection:
             tempfile.NamedTemporaryFile(prefix="changefeed-query-") as made,
         ):
             with pa.OSFile(given.name, "wb") as sink:
-                _write(sink, batch)
+                write_stream(sink, batch)
             channel = self._jvm.java.io.FileInputStream(given.name).getChannel()
             try:
                 batches = self._converters.getBatchesFromStream(channel)
@@ -180,11 +180,6 @@ def _released(held: Callable[[], list[Any]]) -> Iterator[None]:
             for each in held():
                 each.close()
         raise
-
-
-def _write(sink: pa.NativeFile, batch: pa.Table) -> None:
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_table(batch)
 
 
 def _stages(plan: Any) -> list[_Stage] | None:
