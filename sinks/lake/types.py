@@ -13,6 +13,7 @@ timestamp                 timestamp_ntz       infinity, BC: error
 timestamptz               timestamp           infinity, BC: error
 bytes                     binary
 array<T>                  array<T>            more than one dimension, unless T is text: error
+array<json>               string              the JSON array as the source writes it
 json                      string, or variant  by the option ``json_type``
 everything else           string              text as the source writes it (uuid, interval)
 ========================  ==================  ====================================================
@@ -72,13 +73,16 @@ WIDER: dict[str, frozenset[tuple[str, str]]] = {
 
 def spark_type(logical: LogicalType, *, small: bool = True) -> str:
     """The type of a column, as Spark's DDL writes it; ``small``: the format has smallint."""
-    if logical.element is not None:
-        return f"array<{spark_type(logical.element, small=small)}>"
+    if logical.items is not None:
+        return f"array<{spark_type(logical.items, small=small)}>"
     if 0 <= logical.scale <= logical.precision <= DIGITS and logical.precision:
         return str(logical)
     found = _TYPES.get(logical.kind, "string")
     return "int" if found == "smallint" and not small else found
 
+
+#: A number of the log, in regular expressions of Spark.
+_NUMBER = "-?[0-9]+(?:[.][0-9]+)?"
 
 #: What to do about a value that its column cannot hold.
 BEYOND = (
@@ -98,13 +102,13 @@ _ACCEPTED = {
 def accepted(logical: LogicalType) -> str:
     """Regular expression (RE2, whole text) that each value in log form matches which a column of
     this type can hold; empty: all of them."""
-    if logical.element is None:
+    if logical.items is None:
         if logical.digits is not None and spark_type(logical) != "string":
             return decimal_pattern(logical.precision - logical.scale, logical.scale)
         return _ACCEPTED.get(logical.kind, "")
-    if spark_type(logical.element) == "string":
+    if spark_type(logical.items) == "string":
         return r"(?s)\[.*"
-    element = accepted(logical.element)
+    element = accepted(logical.items)
     if not element:
         return r"(?s)\[\s*(?:[^\[\s].*)?"
     one = rf'(?:null|"?(?:{element})"?)\s*'
@@ -118,14 +122,23 @@ def typed(column: Column, text: str, *, variant: bool = False) -> str:
         return f"parse_json({text})"
     if column.physical != "string":
         return text
-    if column.logical.element is not None:
-        element = _from_text(column.logical.element, "e")
-        items = f"from_json({text}, 'array<string>', map('mode', 'FAILFAST'))"
-        return items if element == "e" else f"transform({items}, e -> {element})"
+    if column.logical.items is not None:
+        return _list(column.logical.items, text)
     if column.kind in TEXT_NUMBERS:
         # NaN and the infinities are in quotes, as JSON has no other way to say them.
         text = f"trim(BOTH '\"' FROM {text})"
     return _from_text(column.logical, text)
+
+
+def _list(items: LogicalType, text: str) -> str:
+    element = _from_text(items, "e")
+    if items.kind is Kind.DECIMAL:
+        # Spark reads a number of JSON as a double, also where its text is wanted.
+        text = f"regexp_replace({text}, '{_NUMBER}', '\"$0\"')"
+        if element == "e":  # which may be an array itself
+            element = f"regexp_replace(e, '\"({_NUMBER})\"', '$1')"
+    found = f"from_json({text}, 'array<string>', map('mode', 'FAILFAST'))"
+    return found if element == "e" else f"transform({found}, e -> {element})"
 
 
 def _from_text(logical: LogicalType, text: str) -> str:

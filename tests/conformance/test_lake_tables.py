@@ -54,6 +54,17 @@ VALUES: tuple[Values, ...] = (
     ("array<int32>", "string", "[1,null,-3]", [1, None, -3]),
     ("array<text>", "string", '["a","b \\" c",null]', ["a", 'b " c', None]),
     ("array<decimal(4,1)>", "string", "[1.5,null]", [Decimal("1.5"), None]),
+    (
+        "array<decimal(38,20)>", "string", "[-123456789012345678.01234567890123456789,null]",
+        [Decimal("-123456789012345678.01234567890123456789"), None],
+    ),
+    # Digits that no double has.
+    (
+        "array<decimal>", "string", '[12345678901234567890.10,null,"NaN",-0.50,7]',
+        ["12345678901234567890.10", None, "NaN", "-0.50", "7"],
+    ),
+    ("array<decimal>", "string", '[[1.50,"NaN"],[null,2]]', ['[1.50,"NaN"]', "[null,2]"]),
+    ("array<json>", "string", '[{"a": 1.2345678901234567890},"1",1.50]', None),
     ("array<float64>", "string", '[0.5,"NaN"]', None),
     ("array<timestamptz>", "string", '["2024-01-01T00:00:00Z"]', None),
     ("array<bytes>", "string", '["\\\\x0a"]', [bytearray(b"\n")]),

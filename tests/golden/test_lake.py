@@ -20,7 +20,16 @@ from tests.golden import runner
 
 KEYED = table_of("t", key=("id", "name"), id="int32", name="text", total="decimal(12,2)")
 KEYLESS = table_of("t", id="int32", name="text")
-JSON = table_of("t", key=("id",), id="json", doc="json", list="array<json>")
+JSON = table_of(
+    "t",
+    key=("id",),
+    id="json",
+    doc="json",
+    list="array<json>",
+    words="array<text>",
+    sums="array<decimal>",
+    prices="array<decimal(9,2)>",
+)
 BOUNDS = {"c0": (1, 9), "c1": ("a'b", "z"), "c2": ("0", "9")}
 UNSENT = merge.source(KEYED, TablePolicy(), "staged", missing={2})
 SOFT, SCD2, APPEND = (

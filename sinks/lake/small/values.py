@@ -90,9 +90,9 @@ def table_values(column: Column, staged: pa.Array, kind: pa.DataType) -> pa.Arra
 
 def _typed(of: LogicalType, staged: pa.Array, name: str) -> pa.Array:
     wanted = spark_type(of)
-    if of.element is not None:
-        items = list_items(of.element, staged, name)
-        return lists_of(items, _typed(of.element, items.values, name))
+    if of.items is not None:
+        items = list_items(of.items, staged, name)
+        return lists_of(items, _typed(of.items, items.values, name))
     if wanted == "string":
         return printed(of, staged)
     if wanted == "float":
