@@ -13,6 +13,7 @@ from changefeed.core.engines import EngineOption
 from changefeed.core.formats import Format
 from changefeed.core.secret_names import is_secret
 from changefeed.core.shapes import Deletes, Envelope, MessageValue, Unsent
+from changefeed.core.types import LogicalType
 from changefeed.options import sink_config
 from changefeed.options.row import OPTIONS, OptionGroup
 from changefeed.options.sink_config import KafkaSinkConfig, WebhookSinkConfig
@@ -23,6 +24,7 @@ from changefeed.options.types import (
     Count,
     Cursor,
     DebeziumOffset,
+    DecimalType,
     Duration,
     Flag,
     Json,
@@ -61,7 +63,14 @@ __all__ += ("HEADERS_JSON_COLUMN_NAME", "HISTORY", "INITIAL_SCAN", "INITIAL_SCAN
 __all__ += ("INITIAL_SCAN_MAX_RATE", "INITIAL_SCAN_ONLY", "JSON_TYPE")
 __all__ += ("KAFKA_SINK_CONFIG", "KEY_COLUMN", "KEY_IN_VALUE", "LOOKUP_REFRESH", "MAX_DISK")
 __all__ += ("MAX_MEMORY", "MESSAGE_VALUE", "MIN_CHECKPOINT_FREQUENCY", "MVCC_TIMESTAMP")
-__all__ += ("NO_INITIAL_SCAN", "ON_DROP", "ON_ERROR", "ON_MAX_DISK", "ON_PARTITION_CHANGE")
+__all__ += (
+    "NO_INITIAL_SCAN",
+    "NUMERIC_TYPE",
+    "ON_DROP",
+    "ON_ERROR",
+    "ON_MAX_DISK",
+    "ON_PARTITION_CHANGE",
+)
 __all__ += ("ON_ROW_ERROR",)
 __all__ += ("OPTIMIZE", "PARTITION_ALG", "PARTITION_BY", "REDACTED", "RESOLVED", "RETRY_FOR")
 __all__ += ("ROW_IMAGES",)
@@ -631,6 +640,17 @@ JSON_TYPE = _MERGED.option(
     summary="How a table keeps JSON: as text, or as VARIANT, whose fields Spark reads without "
     "parsing. Keys, and tables without a key, have text. Iceberg tables are of format version 3.",
     example="json_type = 'variant'",
+    shown="string",
+    feature=Feature.FILE_LAYOUT,
+    alterable=False,
+)
+NUMERIC_TYPE = _MERGED.option(
+    "numeric_type",
+    DecimalType(),
+    cast("LogicalType | None", None),
+    summary="How a table keeps numbers without declared digits, or with more than 38: as text, or "
+    "as a decimal. A number that the decimal does not hold stops the table.",
+    example="numeric_type = 'decimal(38,18)'",
     shown="string",
     feature=Feature.FILE_LAYOUT,
     alterable=False,

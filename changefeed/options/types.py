@@ -18,6 +18,7 @@ from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 from changefeed.core.clock import Clock, Timestamp
 from changefeed.core.delays import Slo
 from changefeed.core.quantities import parse_duration, parse_nanos, parse_size
+from changefeed.core.types import MOST_DIGITS, Kind, LogicalType
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -315,6 +316,31 @@ class Count(_VerbatimType):
         if not (digits.isascii() and digits.isdigit() and 1 <= int(digits) <= self.most):
             raise ValueError(f"option {name} must be a whole number from 1 to {self.most}")
         return int(digits)
+
+
+@dataclass(frozen=True, slots=True)
+class DecimalType(_VerbatimType):
+    """``decimal(p,s)``, or the text ``string``: no such type, None."""
+
+    kind: str = "decimal(p,s)"
+    values: tuple[str, ...] = ("string",)
+    takes: ValueRule = ValueRule.VALUE
+
+    def read(self, name: str, text: str, clock: Clock) -> LogicalType | None:
+        word = "".join(text.split()).lower()
+        if word == "string":
+            return None
+        found = _DIGITS.fullmatch(word)
+        precision, scale = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= precision <= MOST_DIGITS or scale > precision:
+            raise ValueError(
+                f"option {name} must be 'string', or 'decimal(p,s)' with at most {MOST_DIGITS} "
+                f"digits, s of them after the point: '{text}'"
+            )
+        return LogicalType(Kind.DECIMAL, precision, scale)
+
+
+_DIGITS = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from changefeed.core.errors import ChangefeedError, Code
 from sinks.lake.place import S3_FILES
-from sinks.lake.types import BEYOND
+from sinks.lake.types import BEYOND, UNFIT
 
 # Py4J hands out an exception of Java as a text with the classes of all its causes. What is looked
 # for below are such classes, error conditions of Spark and codes of stores; where a client has no
@@ -17,7 +17,8 @@ from sinks.lake.types import BEYOND
 _VALUES = re.compile(
     r"\[(CAST_INVALID_INPUT|CAST_OVERFLOW\w*|NUMERIC_VALUE_OUT_OF_RANGE[\w.]*|"
     r"MALFORMED_RECORD_IN_PARSING[\w.]*|DATETIME_OVERFLOW|CONVERSION_INVALID_INPUT|"
-    r"ARITHMETIC_OVERFLOW|CANNOT_PARSE_TIMESTAMP|INVALID_\w*DATETIME\w*)"
+    r"ARITHMETIC_OVERFLOW|CANNOT_PARSE_TIMESTAMP|INVALID_\w*DATETIME\w*|"
+    rf"USER_RAISED_EXCEPTION\] {UNFIT} (?P<number>\d+))"
 )
 #: A row breaks a CHECK, or has NULL in a column that takes none.
 _CONSTRAINTS = re.compile(
@@ -50,13 +51,13 @@ _REFUSED = re.compile(
 _BLAMED = re.compile(r"== SQL [^\n]*==\n(?P<line>[^\n]*)\n(?P<before> *)\^")
 
 
-def _column(text: str, columns: Sequence[str]) -> str:
-    """The column whose cast failed: the merge's rows have ``c<number>`` for it; else empty."""
-    if (blamed := _BLAMED.search(text)) is None:
-        return ""
-    number = re.search(r"\bc(\d+)\b", blamed["line"][len(blamed["before"]) :])
-    known = number is not None and int(number[1]) < len(columns)
-    return columns[int(number[1])] if number and known else ""
+def _column(text: str, columns: Sequence[str], number: str | None) -> str:
+    """The column whose value does not fit, with this number if the error says one; else the one
+    whose cast failed: the merge's rows have ``c<number>`` for it. Empty: not known."""
+    if number is None and (blamed := _BLAMED.search(text)) is not None:
+        found = re.search(r"\bc(\d+)\b", blamed["line"][len(blamed["before"]) :])
+        number = found[1] if found else None
+    return columns[int(number)] if number is not None and int(number) < len(columns) else ""
 
 
 def explained(
@@ -73,7 +74,7 @@ def explained(
     about = f"target {name}" if name else ""
     value = _VALUES.search(text)
     if value is not None:
-        column = _column(text, columns)
+        column = _column(text, columns, value["number"])
         what = f"column {column} of table {name}" if column else f"table {name}"
         return ChangefeedError(
             Code.SINK_REFUSED_DATA,

@@ -9,7 +9,7 @@ from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.options import History
 from sinks.lake.merge import own_columns
-from sinks.lake.types import VARIANT, spark_type, widens
+from sinks.lake.types import VARIANT, declared, spark_type, widens
 from sinks.merged.policy import TablePolicy
 
 #: Formats without a type of two bytes.
@@ -22,7 +22,7 @@ def wanted(schema: TableSchema, policy: TablePolicy, table_format: str) -> dict[
     Raises:
         ChangefeedError: CF5006, two of them have one name for Spark.
     """
-    small = table_format not in _NO_SMALL
+    small, schema = table_format not in _NO_SMALL, declared(schema, policy.numbers)
     variants = policy.variants(schema)
     found = {
         c.name: VARIANT if i in variants else spark_type(c.logical, small=small)

@@ -61,6 +61,7 @@ from sinks.lake.staging import (
     staged_table,
 )
 from sinks.lake.table import LakeTable, as_json, notes_of, reach
+from sinks.lake.types import declared, exact
 from sinks.lake.upkeep import Upkeep
 from sinks.merged.applied import AppliedVersion
 from sinks.merged.pace import ShorterPace
@@ -220,14 +221,16 @@ class LakeSink(TableSink):
 
     def stage(self, batch: Batch, rows: pa.Table) -> Receipt:
         path = self._scratch / f"{batch.epoch.number:012d}-{next(self._numbers):08d}.parquet"
-        staged = stage(replace(batch, rows=rows), path, history=self._policy.history)
+        batch = replace(batch, rows=rows, schema=self._kept(batch.schema))
+        staged = stage(batch, path, history=self._policy.history)
         if staged is None:
             return Receipt(batch.partition, batch.rows.num_rows, 0)
         self._staged[staged.path] = staged
         return Receipt(batch.partition, batch.rows.num_rows, staged.bytes, (staged.path,))
 
     def require_values(self, batch: Batch, rows: pa.Table) -> None:
-        check_values(batch, staged_table(replace(batch, rows=rows)))
+        batch = replace(batch, rows=rows, schema=self._kept(batch.schema))
+        check_values(batch, staged_table(batch))
 
     def apply(self, epoch: Epoch, receipts: Sequence[Receipt]) -> bool:
         """Merge the staged rows, table by table."""
@@ -367,16 +370,18 @@ class LakeSink(TableSink):
         """See :meth:`sinks.base.Sink.write_scan`: into an empty table rows go as they come."""
         if not self._begin(target, schema, epoch.upto):
             return Receipt(0, rows.count(), 0)
+        given, schema = schema, self._kept(schema)
+        staged_form = _staged_form(rows, given, schema)
         with self._writing("scan", target, schema) as known:
             lake = known.table
             if self._fills(known, epoch, schema):
                 with lake.commit_notes(self._opened.feed, epoch.upto):
-                    count = rounds.append_scan(lake, _staged_form(rows, schema), schema)
+                    count = rounds.append_scan(lake, staged_form, schema)
             else:
                 # A MERGE reads its source more than once.
                 path = self._scratch / f"scan-{epoch.number:012d}-{next(self._numbers):08d}"
                 with self._spark.shared_folder(path) as folder:
-                    _staged_form(rows, schema).write.parquet(folder)
+                    staged_form.write.parquet(folder)
                     staged = lake.session.read.parquet(folder)
                     count = staged.count()
                     self._load(known, staged, epoch, schema, fills=False)
@@ -394,7 +399,7 @@ class LakeSink(TableSink):
         self._context = context
         with (
             staged_source(rows, schema, context.scratch) as staged,
-            self._working("VERIFY", target) as session,
+            self._working("VERIFY", target, schema) as session,
             self._spark.shared(staged) as names,
         ):
             comparison = LakeComparison(
@@ -508,6 +513,10 @@ class LakeSink(TableSink):
 
     # -- what is known of tables ------------------------------------------------------------
 
+    def _kept(self, schema: TableSchema) -> TableSchema:
+        """The shape of rows as the feed wants them kept."""
+        return declared(schema, self._policy.numbers)
+
     def applied(self, target: Target, schema: TableSchema) -> AppliedVersion:
         """Up to where the target has every change.
 
@@ -543,6 +552,7 @@ class LakeSink(TableSink):
     @contextmanager
     def _writing(self, step: str, target: Target, schema: TableSchema) -> Iterator[LakeTarget]:
         """The table, in the shape of ``schema``; after a failure the sink looks at it again."""
+        schema = self._kept(schema)
         try:
             with self._working(step, target, schema) as session:
                 known = self._known(session, target.topic)
@@ -702,15 +712,17 @@ def _seconds(options: Mapping[str, object], row: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _staged_form(rows: DataFrame, schema: TableSchema) -> DataFrame:
-    """Rows of a scan (``log_schema``) as staged rows, lazily."""
+def _staged_form(rows: DataFrame, given: TableSchema, schema: TableSchema) -> DataFrame:
+    """Rows of a scan (``log_schema``) as staged rows, lazily; ``schema``: ``given`` as the table
+    keeps it."""
     from pyspark.sql import functions as F
 
     version = F.col("wall") + F.col("logical")
+    values = (exact(given, schema, i, f"a{i}") for i in range(len(schema.columns)))
     return rows.select(
         F.col("op").alias(OPERATION),
         version.alias(VERSION),
-        *(F.col(f"a{i}").alias(f"c{i}") for i in range(len(schema.columns))),
+        *(F.expr(value).alias(f"c{i}") for i, value in enumerate(values)),
     )
 
 

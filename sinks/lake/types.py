@@ -7,7 +7,8 @@ bool                      boolean
 int16 int32 int64         smallint int bigint (Iceberg has no smallint: int)
 float32 float64           float double        NaN and the infinities are values
 decimal(p,s), p <= 38     decimal(p,s)        NaN, infinity: error
-decimal                   string              numbers of any size, as the source writes them
+other decimals            string              numbers of any size, as the source writes them
+                          decimal(p,s)        by the option ``numeric_type``: error
 date                      date                infinity, BC: error
 timestamp                 timestamp_ntz       infinity, BC: error
 timestamptz               timestamp           infinity, BC: error
@@ -26,8 +27,10 @@ null.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from changefeed.core.schema import Column
+from changefeed.core.schema import Column, TableSchema
+from changefeed.core.spark_sql import literal
 from changefeed.core.types import TEXT_NUMBERS, Kind, LogicalType
 from sinks.merged.values import decimal_pattern
 
@@ -81,13 +84,44 @@ def spark_type(logical: LogicalType, *, small: bool = True) -> str:
     return "int" if found == "smallint" and not small else found
 
 
+def declared(schema: TableSchema, numbers: LogicalType | None) -> TableSchema:
+    """The shape whose decimals that would be texts are ``numbers``; None: the shape as it is."""
+    if numbers is None:
+        return schema
+    columns = [replace(c, logical=_declared(c.logical, numbers)) for c in schema.columns]
+    return replace(schema, columns=tuple(columns))
+
+
+def _declared(logical: LogicalType, numbers: LogicalType) -> LogicalType:
+    if logical.items is not None:
+        return replace(logical, element=_declared(logical.items, numbers))
+    is_text = logical.kind is Kind.DECIMAL and spark_type(logical) == "string"
+    return numbers if is_text else logical
+
+
+#: How the error of :func:`exact` begins; the number of the column follows.
+UNFIT = "no decimal of column"
+
+
+def exact(given: TableSchema, kept: TableSchema, number: int, text: str) -> str:
+    """SQL of the logged value ``text`` of a column; an error where the digits that :func:`declared`
+    gave it do not hold the value, which a cast would round."""
+    logical = kept.columns[number].logical
+    if given.columns[number].logical == logical:
+        return text
+    fits = f"{text} RLIKE {literal(f'^(?:{accepted(logical)})$')}"
+    return (
+        f"CASE WHEN {text} IS NULL OR {fits} THEN {text} ELSE raise_error('{UNFIT} {number}') END"
+    )
+
+
 #: A number of the log, in regular expressions of Spark.
 _NUMBER = "-?[0-9]+(?:[.][0-9]+)?"
 
 #: What to do about a value that its column cannot hold.
 BEYOND = (
-    "infinity, BC dates and NaN in a numeric have no place in these types: select the column as "
-    "text (col::text), or leave it out."
+    "infinity, BC dates, NaN in a numeric and more digits than numeric_type has have no place in "
+    "these types: select the column as text (col::text), or leave it out."
 )
 
 #: The calendar's texts that a cast takes: no infinity, no year before Christ.

@@ -8,11 +8,12 @@ from enum import StrEnum
 
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
-from changefeed.core.types import Kind
+from changefeed.core.types import Kind, LogicalType
 from changefeed.options import (
     DELETES,
     HISTORY,
     JSON_TYPE,
+    NUMERIC_TYPE,
     ON_DROP,
     SEQUENCE_COLUMN,
     Deletes,
@@ -87,6 +88,8 @@ class TablePolicy:
         existing: what happens to a target that has rows of others than the feed.
         retains: the feed delivers no deletes, so rows that a scan does not find stay.
         variant: JSON is VARIANT in a table that has the choice.
+        numbers: the decimal that such a table has for numbers without declared digits, or with too
+            many of them; None: they are texts.
     """
 
     sequence: str = SEQUENCE
@@ -97,6 +100,7 @@ class TablePolicy:
     existing: ExistingTarget = ExistingTarget.REFUSE
     retains: bool = False
     variant: bool = False
+    numbers: LogicalType | None = None
 
     @classmethod
     def read(cls, options: Mapping[str, object], *, deleted: str = DELETED) -> TablePolicy:
@@ -106,7 +110,7 @@ class TablePolicy:
             options: by name, typed or as texts.
             deleted: the target's name of the column that marks a row as deleted.
         """
-        deletes = options.get(DELETES.name)
+        deletes, numbers = options.get(DELETES.name), options.get(NUMERIC_TYPE.name)
         sequence = str(options.get(SEQUENCE_COLUMN.name) or SEQUENCE_COLUMN.default)
         return cls(
             sequence="" if sequence == "none" else sequence,
@@ -117,6 +121,7 @@ class TablePolicy:
             existing=policy_of(options),
             retains=deletes == Deletes.NO,
             variant=options.get(JSON_TYPE.name) == JsonType.VARIANT,
+            numbers=LogicalType.parse(str(numbers)) if numbers else None,
         )
 
     @property

@@ -216,6 +216,55 @@ def test_json_as_variant(bench: Bench, kind: str) -> None:
     assert difference.key == "[9]" and difference.source == '{"v1": "{\\"a\\":1}"}'
 
 
+@pytest.mark.parametrize("options", [{"numeric_type": LogicalType.parse("decimal(20,6)")}])
+def test_numbers_without_digits_as_decimals(bench: Bench) -> None:
+    """What the decimal does not hold stops the table: no cast may round it, in no way of a row."""
+    schema = schema_of(("decimal", "string"), ("array<decimal>", "string"), ("text", "string"))
+    bench.round(schema, 1000, ("c", (1, "1.50", "[-0.000001,null]", "x")))
+    bench.round(schema, 2000, ("c", (2, "-3", None, "y")), ("u", (1, "2.5", "[]", "x")))
+    kept = bench.lake.columns("t")
+    assert (kept["v0"], kept["v1"]) == ("decimal(20,6)", "array<decimal(20,6)>")
+    rows = "select id, v0, v1 from {t} order by id"
+    two, three = Decimal("2.500000"), Decimal("-3.000000")
+    assert bench.lake.query(rows) == [(1, two, []), (2, three, None)]
+    for values in (("0.0000001", None, "x"), (None, "[0.0000001]", "x"), ("1" * 15, None, "x")):
+        with pytest.raises(ChangefeedError) as raised:
+            bench.round(schema, 3000, ("c", (3, *values)))
+        assert raised.value.code.number == "CF5006"
+        assert "column v0" in raised.value.message or "column v1" in raised.value.message
+
+    def scan(version: int, *values: str) -> None:
+        bench.epoch += 1
+        found = [
+            {
+                "op": "r", "wall": version, "logical": 0, "seq": n, "ord": 0, "xid": 1,
+                "last": True, "commit_us": 1,
+                "a0": n + 10, "a1": value, "a2": f"[{value}]", "a3": "z",
+            }
+            for n, value in enumerate(values)
+        ]  # fmt: skip
+        table = pa.Table.from_pylist(found, schema=schema.log_schema())
+        epoch = Epoch(bench.epoch, Timestamp(version))
+        with bench.lake.engine.use() as session:
+            frame = session.createDataFrame(table)
+            bench.sink.write_scan(frame, epoch, bench.target, schema)
+
+    with pytest.raises(ChangefeedError) as raised:
+        scan(4000, "1.5", "0.1234567")
+    assert raised.value.code.number == "CF5003" and "column v0 of table t" in raised.value.message
+    assert bench.lake.query(rows) == [(1, two, []), (2, three, None)]
+    scan(5000, "1.5", "0.1234560")
+    one, half = Decimal("1.500000"), Decimal("0.123456")
+    assert bench.lake.query(rows)[2:] == [(10, one, [one]), (11, half, [half])]
+    same = {1: ("2.50", "[]", "x"), 2: ("-3", None, "y"), 10: ("1.5", "[1.5]", "z")}
+    assert bench.differences(schema, {**same, 11: ("0.123456", "[0.123456]", "z")}) == []
+    [difference] = bench.differences(schema, {**same, 11: ("0.123457", "[0.123456]", "z")})
+    assert difference.key == "[11]"
+    with pytest.raises(ChangefeedError) as raised:
+        bench.differences(schema, {**same, 11: ("0.1234562", "[0.123456]", "z")})
+    assert "column v0 of table t" in raised.value.message
+
+
 @pytest.mark.parametrize("kind", ["iceberg"])  # the casts are the same
 def test_a_value_without_a_place_stops_the_table_and_is_not_told(bench: Bench) -> None:
     for version, (logical, value) in enumerate(REFUSED, 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from changefeed.core.clock import ManualClock, Timestamp
 from changefeed.core.errors import ChangefeedError, Problems
 from changefeed.core.quantities import parse_duration, parse_size
+from changefeed.core.types import LogicalType
 from changefeed.options import (
     CURSOR,
     DELIVERY,
@@ -42,6 +44,7 @@ from changefeed.options.docs import listing
 from changefeed.options.relations import RELATIONS
 from changefeed.options.sink_config import table_properties
 from changefeed.options.types import (
+    DecimalType,
     Json,
     Moment,
     Text,
@@ -611,3 +614,17 @@ def test_properties_of_tables_are_texts() -> None:
     written = '{"a": true, "b": 16, "c": "x", "format-version": 3}'
     found = Json(table_properties).read("table_properties", written, ManualClock(NOW))
     assert found == {"a": "true", "b": "16", "c": "x", "format-version": "3"}
+
+
+def test_the_type_of_numbers_is_read() -> None:
+    read = partial(DecimalType().read, "numeric_type", clock=ManualClock(NOW))
+    assert read(" Decimal( 38 , 18 ) ") == LogicalType.parse("decimal(38,18)")
+    assert read("String") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "decimal", "decimal(39,2)", "decimal(0,0)", "decimal(5,6)", "decimal(5)", "text"]
+)
+def test_another_type_of_numbers_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"numeric_type must be 'string', or 'decimal\(p,s\)'"):
+        DecimalType().read("numeric_type", text, ManualClock(NOW))
