@@ -120,8 +120,8 @@ _NUMBER = "-?[0-9]+(?:[.][0-9]+)?"
 
 #: What to do about a value that its column cannot hold.
 BEYOND = (
-    "infinity, BC dates, NaN in a numeric and more digits than numeric_type has have no place in "
-    "these types: select the column as text (col::text), or leave it out."
+    "infinity, BC dates, NaN in a numeric and numbers with more digits than numeric_type do not "
+    "fit these types: select the column as text (col::text), or leave it out."
 )
 
 #: The calendar's texts that a cast takes: no infinity, no year before Christ.

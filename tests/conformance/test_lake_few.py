@@ -202,15 +202,25 @@ def test_values_are_those_that_spark_writes(bench: Bench) -> None:
 
 @pytest.mark.extended
 def test_an_array_of_arrays_is_sparks(bench: Bench) -> None:
-    """Of text, whose elements are then text in JSON."""
-    schema = schema_of(("array<text>", "string"))
-    bench.round(schema, 1000, ("c", (1, "[]")))
-    bench.round(schema, 2000, ("c", (2, '[["a","b"],["c"]]')), ("u", (1, '["é\\"",null]')))
+    """Of text, and of numbers that are text: their elements are then text in JSON."""
+    schema = schema_of(("array<text>", "string"), ("array<decimal>", "string"))
+    bench.round(schema, 1000, ("c", (1, "[]", "[]")))
+    numbers = '[[12345678901234567890.10,"NaN"],[null,-2]]'
+    bench.round(
+        schema,
+        2000,
+        ("c", (2, '[["a","b"],["c"]]', numbers)),
+        ("u", (1, '["é\\"",null]', "[1.50]")),
+    )
     assert engines(bench)[-1] == "Spark MERGE"
-    bench.round(schema, 3000, ("c", (3, '["[[",""]')), ("c", (4, None)))
+    bench.round(schema, 3000, ("c", (3, '["[[",""]', "[1.50]")), ("c", (4, None, None)))
     assert engines(bench)[-1] == "node"
-    found = dict(bench.lake.query("select id, v0 from {t}"))
-    assert found == {1: ['é"', None], 2: ['["a","b"]', '["c"]'], 3: ["[[", ""], 4: None}
+    assert bench.lake.query("select id, v0, v1 from {t} order by id") == [
+        (1, ['é"', None], ["1.50"]),
+        (2, ['["a","b"]', '["c"]'], ['[12345678901234567890.10,"NaN"]', "[null,-2]"]),
+        (3, ["[[", ""], ["1.50"]),
+        (4, None, None),
+    ]
 
 
 @pytest.mark.extended

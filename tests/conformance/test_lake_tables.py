@@ -63,7 +63,6 @@ VALUES: tuple[Values, ...] = (
         "array<decimal>", "string", '[12345678901234567890.10,null,"NaN",-0.50,7]',
         ["12345678901234567890.10", None, "NaN", "-0.50", "7"],
     ),
-    ("array<decimal>", "string", '[[1.50,"NaN"],[null,2]]', ['[1.50,"NaN"]', "[null,2]"]),
     ("array<json>", "string", '[{"a": 1.2345678901234567890},"1",1.50]', None),
     ("array<float64>", "string", '[0.5,"NaN"]', None),
     ("array<timestamptz>", "string", '["2024-01-01T00:00:00Z"]', None),
