@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 FAULTY = "__changefeed_faulty"
 #: Names of the columns that are wrong in a faulty row.
 FAULTS = "_faults"
-_CORRUPT = "_corrupt"
+_CORRUPT, _CORRUPT_JSON = "_corrupt", "_corrupt_json"
+#: Columns with the lines that Spark could not read, and what is wrong with these.
+_LINES = {
+    _CORRUPT: "(number of values)",
+    _CORRUPT_JSON: "(not JSON or too large a number)",
+}
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".orc": "orc", ".json": "json", ".txt": "csv"}
 
 
@@ -44,6 +49,8 @@ def read_extract(session: SparkSession, dataset: Dataset, location: str) -> Data
         return _selected(dataset, _read_jdbc(session, location), location)
     form = dataset.format or _format(location)
     reader = session.read.format(form)
+    if form == "json":
+        return _read_json(session, dataset, location)
     if form != "csv":
         return _selected(dataset, reader.load(location), location)
     from pyspark.sql.types import StringType, StructField, StructType
@@ -88,6 +95,21 @@ def extract_columns(
     return tuple(columns)
 
 
+def _read_json(session: SparkSession, dataset: Dataset, location: str) -> DataFrame:
+    found = session.read.format("json").load(location)
+    plain = _selected(dataset, found, location)
+    written = {name.lower(): name for name in found.columns}
+    kinds = dict(plain.dtypes)
+    # Spark takes a number with a point for a double, which has 15 digits.
+    kinds |= {c.name: c.type for c in dataset.columns if c.is_decimal and kinds[c.name] == "double"}
+    if kinds == dict(plain.dtypes):
+        return plain
+    fields = [f"{quoted(written[name.lower()])} {kind}" for name, kind in kinds.items()]
+    reader = session.read.format("json").schema(", ".join([*fields, f"{_CORRUPT_JSON} string"]))
+    reader = reader.option("columnNameOfCorruptRecord", _CORRUPT_JSON)
+    return _selected(dataset, reader.load(location), location)
+
+
 def _read_jdbc(session: SparkSession, location: str) -> DataFrame:
     url, _, table = location.partition("#")
     if not table:
@@ -119,7 +141,7 @@ def _selected(dataset: Dataset, frame: DataFrame, location: str) -> DataFrame:
     names = {name.lower(): name for name in frame.columns}
     for column in dataset.columns:
         if column.name.lower() not in names:
-            there = [name for name in frame.columns if name != _CORRUPT]
+            there = [name for name in frame.columns if name not in _LINES]
             close = difflib.get_close_matches(column.name, there, n=1)
             hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(there)}"
             if not there:
@@ -131,8 +153,7 @@ def _selected(dataset: Dataset, frame: DataFrame, location: str) -> DataFrame:
                 detail=redact(location),
             )
     chosen = [frame[quoted(names[c.name.lower()])].alias(c.name) for c in dataset.columns]
-    if _CORRUPT in frame.columns:
-        chosen.append(frame[_CORRUPT])
+    chosen += [frame[name] for name in _LINES if name in frame.columns]
     return frame.select(*chosen)
 
 
@@ -171,8 +192,9 @@ def _faults(dataset: Dataset, frame: DataFrame) -> dict[str, Column]:
         if column.nullable:
             wrong = wrong & F.col(quoted(column.name)).isNotNull()
         faults[column.name] = wrong
-    if _CORRUPT in frame.columns:
-        faults["(number of values)"] = F.col(_CORRUPT).isNotNull()
+    for name, wrong_with_it in _LINES.items():
+        if name in frame.columns:
+            faults[wrong_with_it] = F.col(name).isNotNull()
     return faults
 
 

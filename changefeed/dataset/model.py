@@ -85,6 +85,11 @@ class DatasetColumn:
     nullable: bool = True
     sensitive: bool = False
 
+    @property
+    def is_decimal(self) -> bool:
+        """Its type is ``decimal``, by one of its names."""
+        return self.type.lower().startswith(("dec", "numeric"))
+
 
 @dataclass(frozen=True, slots=True)
 class Dataset:

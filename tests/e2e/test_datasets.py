@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 
@@ -273,6 +274,26 @@ def test_refused_rows_of_sensitive_columns_are_kept_apart(
     left = [path.name for path in (dataset.sensitive / "versions").iterdir()]
     assert left == ["rejected"], "whole rows are removed"
     assert [path.name for path in dataset.versions.iterdir()] == ["lock"]
+
+
+def test_decimals_of_json_keep_their_digits(spark_engine: NodeSpark, tmp_path: Path) -> None:
+    columns = "- {name: A, type: int, key: true}\n- {name: b, type: 'decimal(38,10)'}\n"
+    dataset = config(tmp_path, columns + "- {name: c, type: 'decimal(4,2)'}\n")
+    day1, day2 = tmp_path / "day1.json", tmp_path / "day2.json"
+    day1.write_text(
+        '{"a": 1, "b": 12345678901234567890.0000000001, "c": 1e1}\n{"a": 2, "c": 1.5}\n'
+    )
+    assert run_dataset(spark_engine, dataset, str(day1), DAY1).counts == {"I": 2}
+    first, second = sorted(read(dataset.current), key=lambda row: str(row["A"]))
+    assert (first["b"], first["c"]) == (Decimal("12345678901234567890.0000000001"), Decimal(10))
+    assert (second["b"], second["c"]) == (None, Decimal("1.50"))
+    day2.write_text('{"a": 1, "b": 12345678901234567890.0000000002}\n{"a": 2, "c": 1.50}\n')
+    assert run_dataset(spark_engine, dataset, str(day2), DAY2).counts == {"U": 1, "N": 1}
+    day2.write_text('{"a": 1, "b": 1.5, "c": 100.5}\n{"a": 2, "c": 1.50}\n')
+    with pytest.raises(ChangefeedError) as raised:
+        run_dataset(spark_engine, dataset, str(day2), DAY3)
+    assert "(not JSON or too large a number): 1" in raised.value.detail
+    assert len(read(dataset.current)) == 2
 
 
 def test_refused_extracts_change_nothing(spark_engine: NodeSpark, tmp_path: Path) -> None:
