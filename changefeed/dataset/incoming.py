@@ -34,7 +34,7 @@ _CORRUPT, _CORRUPT_JSON = "_corrupt", "_corrupt_json"
 #: Columns with the lines that Spark could not read, and what is wrong with these.
 _LINES = {
     _CORRUPT: "(number of values)",
-    _CORRUPT_JSON: "(not JSON or too large a number)",
+    _CORRUPT_JSON: "(not JSON)",
 }
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".orc": "orc", ".json": "json", ".txt": "csv"}
 
@@ -48,9 +48,9 @@ def read_extract(session: SparkSession, dataset: Dataset, location: str) -> Data
     if location.startswith("jdbc:"):
         return _selected(dataset, _read_jdbc(session, location), location)
     form = dataset.format or _format(location)
-    reader = session.read.format(form)
     if form == "json":
         return _read_json(session, dataset, location)
+    reader = session.read.format(form)
     if form != "csv":
         return _selected(dataset, reader.load(location), location)
     from pyspark.sql.types import StringType, StructField, StructType
@@ -96,16 +96,22 @@ def extract_columns(
 
 
 def _read_json(session: SparkSession, dataset: Dataset, location: str) -> DataFrame:
+    from pyspark.sql.types import DecimalType, StringType, StructField, StructType
+
     found = session.read.format("json").load(location)
-    plain = _selected(dataset, found, location)
     written = {name.lower(): name for name in found.columns}
-    kinds = dict(plain.dtypes)
-    # Spark takes a number with a point for a double, which has 15 digits.
-    kinds |= {c.name: c.type for c in dataset.columns if c.is_decimal and kinds[c.name] == "double"}
-    if kinds == dict(plain.dtypes):
-        return plain
-    fields = [f"{quoted(written[name.lower()])} {kind}" for name, kind in kinds.items()]
-    reader = session.read.format("json").schema(", ".join([*fields, f"{_CORRUPT_JSON} string"]))
+    inferred = _selected(dataset, found, location).schema
+    # Spark takes a number with a point for a double, which has 15 digits. Spark 3 does so where the
+    # column is of text because of other values, too.
+    inexact = ("double", "string") if session.version.startswith("3.") else ("double",)
+    fields = []
+    for column in dataset.columns:
+        kind = inferred[column.name].dataType
+        if column.scale is not None and kind.simpleString() in inexact:
+            kind = DecimalType(38, column.scale)
+        fields.append(StructField(written[column.name.lower()], kind))
+    schema = StructType([*fields, StructField(_CORRUPT_JSON, StringType())])
+    reader = session.read.format("json").schema(schema)
     reader = reader.option("columnNameOfCorruptRecord", _CORRUPT_JSON)
     return _selected(dataset, reader.load(location), location)
 
@@ -192,9 +198,9 @@ def _faults(dataset: Dataset, frame: DataFrame) -> dict[str, Column]:
         if column.nullable:
             wrong = wrong & F.col(quoted(column.name)).isNotNull()
         faults[column.name] = wrong
-    for name, wrong_with_it in _LINES.items():
+    for name, fault in _LINES.items():
         if name in frame.columns:
-            faults[wrong_with_it] = F.col(name).isNotNull()
+            faults[fault] = F.col(name).isNotNull()
     return faults
 
 

@@ -86,9 +86,12 @@ class DatasetColumn:
     sensitive: bool = False
 
     @property
-    def is_decimal(self) -> bool:
-        """Its type is ``decimal``, by one of its names."""
-        return self.type.lower().startswith(("dec", "numeric"))
+    def scale(self) -> int | None:
+        """Digits after the point; None: its type is not ``decimal``, by any of its names."""
+        if not self.type.lower().startswith(("dec", "numeric")):
+            return None
+        _, _, scale = self.type.partition(",")
+        return int(scale.strip(" )") or 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,10 +320,10 @@ class Count(_VerbatimType):
 
 @dataclass(frozen=True, slots=True)
 class DecimalType(_VerbatimType):
-    """``decimal(p,s)``, or the text ``string``: no such type, None."""
+    """``decimal(p,s)``; None for ``string``."""
 
     kind: str = "decimal(p,s)"
-    values: tuple[str, ...] = ("string",)
+    values: tuple[str, ...] = ("string", "decimal(38,18)")
     takes: ValueRule = ValueRule.VALUE
 
     def read(self, name: str, text: str, clock: Clock) -> LogicalType | None:

@@ -23,7 +23,7 @@ from changefeed.options import History
 from changefeed.spark.internals.arrow_types import spark_schema
 from sinks.base import Difference
 from sinks.differences import DifferenceText, unequal_counts
-from sinks.lake.types import declared, exact, spark_type, typed
+from sinks.lake.types import declared, spark_type, typed
 from sinks.merged.history import IS_CURRENT
 from sinks.merged.policy import TablePolicy
 
@@ -79,7 +79,6 @@ class LakeComparison:
         policy.require_comparable(schema)
         self._lake = lake
         self._policy = policy
-        self._given = schema
         self._schema = schema = declared(schema, policy.numbers)
         self._part = part
         self._numbers = range(len(schema.columns))
@@ -109,7 +108,7 @@ class LakeComparison:
     def _source(self) -> str:
         """The columns of the staged rows, as ``c0..cn``."""
         values = (
-            typed(c, exact(self._given, self._schema, i, f"c{i}"), variant=i in self._variants)
+            typed(c, f"c{i}", variant=i in self._variants)
             for i, c in enumerate(self._schema.columns)
         )
         return ", ".join(f"{self._compared(i, value)} AS c{i}" for i, value in enumerate(values))

@@ -17,9 +17,10 @@ from sinks.lake.types import BEYOND, UNFIT
 _VALUES = re.compile(
     r"\[(CAST_INVALID_INPUT|CAST_OVERFLOW\w*|NUMERIC_VALUE_OUT_OF_RANGE[\w.]*|"
     r"MALFORMED_RECORD_IN_PARSING[\w.]*|DATETIME_OVERFLOW|CONVERSION_INVALID_INPUT|"
-    r"ARITHMETIC_OVERFLOW|CANNOT_PARSE_TIMESTAMP|INVALID_\w*DATETIME\w*|"
-    rf"USER_RAISED_EXCEPTION\] {UNFIT} (?P<number>\d+))"
+    r"ARITHMETIC_OVERFLOW|CANNOT_PARSE_TIMESTAMP|INVALID_\w*DATETIME\w*)"
 )
+#: The error of :func:`sinks.lake.types.exact`, by Spark 4 and by Spark 3.5.
+_UNFIT = re.compile(rf"(?:\[USER_RAISED_EXCEPTION\]|RuntimeException:) {UNFIT} (\d+)")
 #: A row breaks a CHECK, or has NULL in a column that takes none.
 _CONSTRAINTS = re.compile(
     r"DELTA_VIOLATE_CONSTRAINT\w*|DELTA_NOT_NULL_CONSTRAINT_VIOLATED|NOT_NULL_ASSERT_VIOLATION|"
@@ -51,13 +52,14 @@ _REFUSED = re.compile(
 _BLAMED = re.compile(r"== SQL [^\n]*==\n(?P<line>[^\n]*)\n(?P<before> *)\^")
 
 
-def _column(text: str, columns: Sequence[str], number: str | None) -> str:
-    """The column whose value does not fit, with this number if the error says one; else the one
-    whose cast failed: the merge's rows have ``c<number>`` for it. Empty: not known."""
+def _column(text: str, columns: Sequence[str]) -> str:
+    """The column whose value does not fit, or whose cast failed: the merge's rows have
+    ``c<number>`` for it; else empty."""
+    number = _UNFIT.search(text)
     if number is None and (blamed := _BLAMED.search(text)) is not None:
-        found = re.search(r"\bc(\d+)\b", blamed["line"][len(blamed["before"]) :])
-        number = found[1] if found else None
-    return columns[int(number)] if number is not None and int(number) < len(columns) else ""
+        number = re.search(r"\bc(\d+)\b", blamed["line"][len(blamed["before"]) :])
+    known = number is not None and int(number[1]) < len(columns)
+    return columns[int(number[1])] if number and known else ""
 
 
 def explained(
@@ -73,13 +75,13 @@ def explained(
     text = f"{type(failure).__name__}: {failure}"
     about = f"target {name}" if name else ""
     value = _VALUES.search(text)
-    if value is not None:
-        column = _column(text, columns, value["number"])
+    if value is not None or _UNFIT.search(text):
+        column = _column(text, columns)
         what = f"column {column} of table {name}" if column else f"table {name}"
         return ChangefeedError(
             Code.SINK_REFUSED_DATA,
             f"a value of {what} does not fit the type of its column",
-            detail=f"{about}: {value[1]}",
+            detail=f"{about}: {value[1]}" if value else f"{about}: more digits than numeric_type",
             hint=BEYOND,
             about_row=True,
         )

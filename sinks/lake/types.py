@@ -100,7 +100,7 @@ def _declared(logical: LogicalType, numbers: LogicalType) -> LogicalType:
 
 
 #: How the error of :func:`exact` begins; the number of the column follows.
-UNFIT = "no decimal of column"
+UNFIT = "value does not fit column"
 
 
 def exact(given: TableSchema, kept: TableSchema, number: int, text: str) -> str:
@@ -109,10 +109,12 @@ def exact(given: TableSchema, kept: TableSchema, number: int, text: str) -> str:
     logical = kept.columns[number].logical
     if given.columns[number].logical == logical:
         return text
-    fits = f"{text} RLIKE {literal(f'^(?:{accepted(logical)})$')}"
-    return (
-        f"CASE WHEN {text} IS NULL OR {fits} THEN {text} ELSE raise_error('{UNFIT} {number}') END"
-    )
+    pattern = literal(f"^(?:{accepted(logical.innermost)})$")
+    unfit = f"NOT {text} RLIKE {pattern}"
+    if logical.items is not None:
+        # Each by itself: Java's regular expressions recurse, and would end Spark at a long array.
+        unfit = f"exists({_texts(logical.items, text)}, e -> NOT e RLIKE {pattern})"
+    return f"CASE WHEN {unfit} THEN raise_error('{UNFIT} {number}') ELSE {text} END"
 
 
 #: A number of the log, in regular expressions of Spark.
@@ -166,13 +168,19 @@ def typed(column: Column, text: str, *, variant: bool = False) -> str:
 
 def _list(items: LogicalType, text: str) -> str:
     element = _from_text(items, "e")
+    if items.kind is Kind.DECIMAL and element == "e":
+        # The element may be an array itself, whose numbers are in quotes now.
+        element = f"regexp_replace(e, '\"({_NUMBER})\"', '$1')"
+    found = _texts(items, text)
+    return found if element == "e" else f"transform({found}, e -> {element})"
+
+
+def _texts(items: LogicalType, text: str) -> str:
+    """SQL of the elements' texts."""
     if items.kind is Kind.DECIMAL:
         # Spark reads a number of JSON as a double, also where its text is wanted.
         text = f"regexp_replace({text}, '{_NUMBER}', '\"$0\"')"
-        if element == "e":  # which may be an array itself
-            element = f"regexp_replace(e, '\"({_NUMBER})\"', '$1')"
-    found = f"from_json({text}, 'array<string>', map('mode', 'FAILFAST'))"
-    return found if element == "e" else f"transform({found}, e -> {element})"
+    return f"from_json({text}, 'array<string>', map('mode', 'FAILFAST'))"
 
 
 def _from_text(logical: LogicalType, text: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from changefeed.core.clock import SYSTEM_CLOCK
 from changefeed.core.errors import ChangefeedError, Code
 from changefeed.core.schema import TableSchema
 from changefeed.core.types import Kind, LogicalType
@@ -121,7 +122,9 @@ class TablePolicy:
             existing=policy_of(options),
             retains=deletes == Deletes.NO,
             variant=options.get(JSON_TYPE.name) == JsonType.VARIANT,
-            numbers=LogicalType.parse(str(numbers)) if numbers else None,
+            numbers=NUMERIC_TYPE.type.read(NUMERIC_TYPE.name, str(numbers), SYSTEM_CLOCK)
+            if numbers
+            else None,
         )
 
     @property

@@ -278,22 +278,25 @@ def test_refused_rows_of_sensitive_columns_are_kept_apart(
 
 def test_decimals_of_json_keep_their_digits(spark_engine: NodeSpark, tmp_path: Path) -> None:
     columns = "- {name: A, type: int, key: true}\n- {name: b, type: 'decimal(38,10)'}\n"
-    dataset = config(tmp_path, columns + "- {name: c, type: 'decimal(4,2)'}\n")
-    day1, day2 = tmp_path / "day1.json", tmp_path / "day2.json"
-    day1.write_text(
-        '{"a": 1, "b": 12345678901234567890.0000000001, "c": 1e1}\n{"a": 2, "c": 1.5}\n'
-    )
-    assert run_dataset(spark_engine, dataset, str(day1), DAY1).counts == {"I": 2}
-    first, second = sorted(read(dataset.current), key=lambda row: str(row["A"]))
-    assert (first["b"], first["c"]) == (Decimal("12345678901234567890.0000000001"), Decimal(10))
-    assert (second["b"], second["c"]) == (None, Decimal("1.50"))
-    day2.write_text('{"a": 1, "b": 12345678901234567890.0000000002}\n{"a": 2, "c": 1.50}\n')
-    assert run_dataset(spark_engine, dataset, str(day2), DAY2).counts == {"U": 1, "N": 1}
-    day2.write_text('{"a": 1, "b": 1.5, "c": 100.5}\n{"a": 2, "c": 1.50}\n')
-    with pytest.raises(ChangefeedError) as raised:
-        run_dataset(spark_engine, dataset, str(day2), DAY3)
-    assert "(not JSON or too large a number): 1" in raised.value.detail
-    assert len(read(dataset.current)) == 2
+    columns += "- {name: c, type: 'decimal(4,2)'}\n- {name: more, type: string}\n"
+    dataset, extract = config(tmp_path, columns), tmp_path / "day.json"
+
+    def run(date: dt.date, *lines: str) -> dict[str, int]:
+        extract.write_text("\n".join(lines))
+        return dict(run_dataset(spark_engine, dataset, str(extract), date).counts)
+
+    more, second = '"more": {"x-y": 1.5}', '{"a": 2, "c": 1.5}'
+    first = f'{{"a": 1, "b": 12345678901234567890.0000000001, "c": 1e1, {more}}}'
+    assert run(DAY1, first, second) == {"I": 2}
+    rows = sorted(read(dataset.current), key=lambda row: str(row["A"]))
+    assert [row["b"] for row in rows] == [Decimal("12345678901234567890.0000000001"), None]
+    assert [row["c"] for row in rows] == [Decimal(10), Decimal("1.50")]
+    assert run(DAY2, first.replace("0001", "0002"), second) == {"U": 1, "N": 1}
+    large = f'{{"a": 3, "c": 100.5, {more}}}'
+    for line, fault in ((large, "c (decimal(4,2)): 1"), ("x", "(not JSON): 1")):
+        with pytest.raises(ChangefeedError) as raised:
+            run(DAY3, first, second, line)
+        assert fault in raised.value.detail
 
 
 def test_refused_extracts_change_nothing(spark_engine: NodeSpark, tmp_path: Path) -> None:

@@ -188,6 +188,20 @@ def test_what_failures_of_a_catalog_are_told_as() -> None:
     assert explained(RuntimeError("something else"), "t", "https://h/api") is None
 
 
+@pytest.mark.parametrize(
+    "raised", ["[USER_RAISED_EXCEPTION] {} SQLSTATE: P0001", "java.lang.RuntimeException: {}"]
+)
+def test_a_number_that_a_decimal_does_not_hold_is_named_by_its_column(raised: str) -> None:
+    """By Spark 4 and by Spark 3.5."""
+    failure = RuntimeError(raised.format("value does not fit column 1") + " 0.1234567")
+    found = explained(failure, "t", columns=["id", "amount"])
+    assert found is not None and found.about_row
+    assert (
+        found.message == "a value of column amount of table t does not fit the type of its column"
+    )
+    assert found.detail == "target t: more digits than numeric_type"
+
+
 # ------------------------------------------------------------------------------- types
 
 
