@@ -17,6 +17,7 @@ from changefeed.core.errors import ChangefeedError
 from changefeed.core.events import Resolved
 from changefeed.core.schema import Column, TableName, TableSchema
 from changefeed.core.types import LogicalType
+from changefeed.spark.internals.arrow_types import frame_of
 from changefeed.spark.session import NodeSpark
 from sinks.base import Batch, Difference, Epoch, SinkContext, Target
 from sinks.lake.sink import LakeSink
@@ -245,7 +246,7 @@ def test_numbers_without_digits_as_decimals(bench: Bench) -> None:
         table = pa.Table.from_pylist(found, schema=schema.log_schema())
         epoch = Epoch(bench.epoch, Timestamp(version))
         with bench.lake.engine.use() as session:
-            frame = session.createDataFrame(table)
+            frame = frame_of(session, table)
             bench.sink.write_scan(frame, epoch, bench.target, schema)
 
     # One regular expression for the whole array would end Java at a long one, or not end.
