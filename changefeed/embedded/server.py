@@ -13,7 +13,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 from typing import Self
 
 from changefeed.core.errors import ChangefeedError, Code
@@ -195,12 +197,22 @@ class EmbeddedPostgres:
         return ChangefeedError(Code.SOURCE_UNREACHABLE, message, detail=tail)
 
 
+#: Below the ports that systems give to outgoing connections (Linux: 32768 and above), any of which
+#: could take a free one before its server does.
+_PORTS = range(20_000, 32_768)
+
+
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """A TCP port of 127.0.0.1 that was free a moment ago.
+
+    Raises:
+        OSError: none of a thousand is free.
+    """
+    for port in SystemRandom().sample(_PORTS, 1000):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no free port from {_PORTS.start} to {_PORTS.stop - 1}")
 
 
 def _children(pid: int) -> list[int]:

@@ -20,9 +20,14 @@ from changefeed.embedded import EmbeddedMariaDB, EmbeddedPostgres
 from changefeed.embedded.account import Account, server_account
 from changefeed.embedded.binaries import readable_by, shared_folder, wheel_installation
 from changefeed.embedded.child import spawn
+from changefeed.embedded.server import free_port
 from tests.services.cache import server_folder
 
 STRANGER = Account(uid=64_123, gid=64_123)
+
+
+#: The ports that Linux gives to outgoing connections.
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def test_account_is_never_root() -> None:
@@ -113,6 +118,15 @@ def test_a_child_gets_only_the_environment_it_is_given(
 
 
 @pytest.mark.postgres
+def test_a_free_port_is_none_that_an_outgoing_connection_could_take() -> None:
+    first = int(RANGE.read_text().split()[0]) if RANGE.exists() else 0
+    if first < 32_768:
+        pytest.skip("this system gives other ports to outgoing connections")
+    ports = {free_port() for _ in range(50)}
+    assert all(port < first for port in ports)
+    assert len(ports) > 40, "processes that ask at once get different ones"
+
+
 def test_server_from_start_to_end() -> None:
     with server_folder("embedded") as folder:
         with EmbeddedPostgres(folder / "data") as server:
