@@ -100,16 +100,17 @@ def _read_json(session: SparkSession, dataset: Dataset, location: str) -> DataFr
 
     found = session.read.format("json").load(location)
     written = {name.lower(): name for name in found.columns}
-    inferred = _selected(dataset, found, location).schema
+    plain = _selected(dataset, found, location)
+    wanted = plain.select(*[value_of(column).alias(column.name) for column in dataset.columns])
     # Spark takes a number with a point for a double, which has 15 digits. Spark 3 does so where the
     # column is of text because of other values, too.
     inexact = ("double", "string") if session.version.startswith("3.") else ("double",)
     fields = []
-    for column in dataset.columns:
-        kind = inferred[column.name].dataType
-        if column.scale is not None and kind.simpleString() in inexact:
-            kind = DecimalType(38, column.scale)
-        fields.append(StructField(written[column.name.lower()], kind))
+    for name in wanted.columns:
+        kind, declared = plain.schema[name].dataType, wanted.schema[name].dataType
+        if isinstance(declared, DecimalType) and kind.simpleString() in inexact:
+            kind = DecimalType(38, declared.scale)
+        fields.append(StructField(written[name.lower()], kind))
     schema = StructType([*fields, StructField(_CORRUPT_JSON, StringType())])
     reader = session.read.format("json").schema(schema)
     reader = reader.option("columnNameOfCorruptRecord", _CORRUPT_JSON)

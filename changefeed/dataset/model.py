@@ -85,14 +85,6 @@ class DatasetColumn:
     nullable: bool = True
     sensitive: bool = False
 
-    @property
-    def scale(self) -> int | None:
-        """Digits after the point; None: its type is not ``decimal``, by any of its names."""
-        if not self.type.lower().startswith(("dec", "numeric")):
-            return None
-        _, _, scale = self.type.partition(",")
-        return int(scale.strip(" )") or 0)
-
 
 @dataclass(frozen=True, slots=True)
 class Dataset:

@@ -330,17 +330,16 @@ class DecimalType(_VerbatimType):
         word = "".join(text.split()).lower()
         if word == "string":
             return None
-        found = _DIGITS.fullmatch(word)
-        precision, scale = (int(found[1]), int(found[2])) if found else (0, 0)
-        if not 1 <= precision <= MOST_DIGITS or scale > precision:
+        try:
+            found = LogicalType.parse(word)
+        except ValueError:
+            found = LogicalType(Kind.TEXT)
+        if found.digits != (found.precision, found.scale) or found.precision > MOST_DIGITS:
             raise ValueError(
                 f"option {name} must be 'string', or 'decimal(p,s)' with at most {MOST_DIGITS} "
                 f"digits, s of them after the point: '{text}'"
             )
-        return LogicalType(Kind.DECIMAL, precision, scale)
-
-
-_DIGITS = re.compile(r"decimal\((\d{1,2}),(\d{1,2})\)")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

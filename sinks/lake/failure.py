@@ -81,7 +81,7 @@ def explained(
         return ChangefeedError(
             Code.SINK_REFUSED_DATA,
             f"a value of {what} does not fit the type of its column",
-            detail=f"{about}: {value[1]}" if value else f"{about}: more digits than numeric_type",
+            detail=f"{about}: {value[1] if value else 'more digits than numeric_type allows'}",
             hint=BEYOND,
             about_row=True,
         )

@@ -85,7 +85,8 @@ def spark_type(logical: LogicalType, *, small: bool = True) -> str:
 
 
 def declared(schema: TableSchema, numbers: LogicalType | None) -> TableSchema:
-    """The shape whose decimals that would be texts are ``numbers``; None: the shape as it is."""
+    """The shape with ``numbers`` as the type of each decimal that would be a text otherwise; with
+    None, the shape as it is."""
     if numbers is None:
         return schema
     columns = [replace(c, logical=_declared(c.logical, numbers)) for c in schema.columns]
@@ -122,8 +123,8 @@ _NUMBER = "-?[0-9]+(?:[.][0-9]+)?"
 
 #: What to do about a value that its column cannot hold.
 BEYOND = (
-    "infinity, BC dates, NaN in a numeric and numbers with more digits than numeric_type do not "
-    "fit these types: select the column as text (col::text), or leave it out."
+    "infinity, BC dates, NaN in a numeric and numbers with more digits than numeric_type allows "
+    "do not fit these types: select the column as text (col::text), or leave it out."
 )
 
 #: The calendar's texts that a cast takes: no infinity, no year before Christ.

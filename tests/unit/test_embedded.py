@@ -25,7 +25,6 @@ from tests.services.cache import server_folder
 
 STRANGER = Account(uid=64_123, gid=64_123)
 
-
 #: The ports that Linux gives to outgoing connections.
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -117,7 +116,6 @@ def test_a_child_gets_only_the_environment_it_is_given(
     assert "OUR_SECRET" not in log.read_text()
 
 
-@pytest.mark.postgres
 def test_a_free_port_is_none_that_an_outgoing_connection_could_take() -> None:
     first = int(RANGE.read_text().split()[0]) if RANGE.exists() else 0
     if first < 32_768:
@@ -127,6 +125,7 @@ def test_a_free_port_is_none_that_an_outgoing_connection_could_take() -> None:
     assert len(ports) > 40, "processes that ask at once get different ones"
 
 
+@pytest.mark.postgres
 def test_server_from_start_to_end() -> None:
     with server_folder("embedded") as folder:
         with EmbeddedPostgres(folder / "data") as server:

@@ -199,7 +199,7 @@ def test_a_number_that_a_decimal_does_not_hold_is_named_by_its_column(raised: st
     assert (
         found.message == "a value of column amount of table t does not fit the type of its column"
     )
-    assert found.detail == "target t: more digits than numeric_type"
+    assert found.detail == "target t: more digits than numeric_type allows"
 
 
 # ------------------------------------------------------------------------------- types
